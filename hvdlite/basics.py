@@ -51,14 +51,11 @@ __all__ = [
 if TYPE_CHECKING:
     from hvdlite.rendezvous.membership import MembershipThread
 
-
-Teller = Callable[[BaseException], None]
-
 _world: World | None = None
 _succession = threading.Lock()  # It is held while one world replaces another.
 _left_elastic = False  # An elastic job takes nobody back who has left it.
 _watchers: list[Callable[[_core.Engine | None], None]] = []
-_tellers: list[Teller] = []
+_tellers: list[Callable[[BaseException], None]] = []
 _lock = threading.RLock()
 # This is the name of the running function that begins or ends a world; `_lock` guards it.
 _busy: str | None = None
@@ -551,7 +548,7 @@ def tell_peers(error: BaseException) -> None:
         world.engine.abort(f"rank {world.rank} {what}")
 
 
-def tell_also(tell: Teller) -> None:
+def tell_also(tell: Callable[[BaseException], None]) -> None:
     """Have `tell` called, too, when an exception ends the script, and by `tell_peers`."""
     # Adapters that have engines besides the one of `init` end those engines in `tell`.
     _tellers.append(tell)

@@ -367,7 +367,7 @@ class Collectives(Submissions):
         def submit(name: str) -> _core.Handle:
             return self._engine.send(name, spec(name, source), to, keep=source)
 
-        return self._start_transfer(_way(self._own_rank, to, tag), submit, [], None)
+        return self._start_transfer(f"send.{self._own_rank}.{to}.{tag}", submit, [], None)
 
     def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int) -> Work:
         check("recv", tensors)
@@ -378,7 +378,7 @@ class Collectives(Submissions):
             return self._engine.recv(name, place, source, keep=memory)
 
         finish = copying([memory], tensors)
-        way = _way(source, self._own_rank, tag)
+        way = f"send.{source}.{self._own_rank}.{tag}"
         return self._start_transfer(way, submit, tensors, finish)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int) -> Work:
@@ -392,12 +392,7 @@ class Collectives(Submissions):
         )
 
     def barrier(self, opts: Any) -> Work:
-
         def submit(name: str, blocking: bool) -> _core.Handle:
             return self._engine.barrier(name, blocking=blocking)
 
         return self._start("barrier", submit, [], None, opts)
-
-
-def _way(source: int, to: int, tag: int) -> str:
-    return f"send.{source}.{to}.{tag}"

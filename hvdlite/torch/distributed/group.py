@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -12,7 +13,8 @@ import torch
 from torch import distributed
 from torch.distributed import distributed_c10d
 
-from hvdlite.errors import ArgumentError
+from hvdlite.errors import ArgumentError, HvdliteError
+from hvdlite.rendezvous.deadline import Deadline, seconds_of
 from hvdlite.torch.distributed import engines
 from hvdlite.torch.distributed.collectives import Collectives
 from hvdlite.torch.distributed.engines import Membership
@@ -29,11 +31,7 @@ class HvdliteGroup(Collectives, distributed.ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, options: Any) -> None:
         member = Membership(
-            options.store,
-            options.group_rank,
-            options.group_size,
-            options.group_id,
-            options.timeout,
+            options.store, options.group_rank, options.group_size, options.group_id, options.timeout
         )
         distributed.ProcessGroup.__init__(self, member.rank, member.size)
         Collectives.__init__(self, member)
@@ -127,7 +125,11 @@ class HvdliteGroup(Collectives, distributed.ProcessGroup):  # type: ignore[misc]
         # While an exception is handled, as in a `finally`, the operations get a moment only: other
         # ranks may wait for what this one would have done.
         if sys.exc_info()[0] is None:
-            self._end_all_in_flight()
+            deadline = Deadline(seconds_of(self._timeout))
+            for handle in self._numbering.in_flight():
+                # The thread that waits gets the error.
+                with contextlib.suppress(HvdliteError, TimeoutError):
+                    handle.wait(max(0.0, deadline.seconds_left), fatal=True)
         self._kept.clear()
         engines.end(self._engine)
 
@@ -147,7 +149,6 @@ class _Form(NamedTuple):
     arguments: Sequence[Sequence[str]]  # the names of each argument that has to be given
     options: Any = None  # the class of the object with the options
     single: Sequence[str] = ()  # the options that may be given one by one, in this order
-    inner: int | None = None  # the argument that is a list of lists unless tensors are single
 
 
 _IN_PLACE = [("tensors", "tensor")]
@@ -166,15 +167,15 @@ FORMS = {
     "allreduce_coalesced": _Form(_IN_PLACE, distributed_c10d.AllreduceCoalescedOptions),
     "reduce": _Form(_IN_PLACE, distributed.ReduceOptions, ("root", "op", "timeout")),
     "broadcast": _Form(_IN_PLACE, distributed.BroadcastOptions, ("root", "timeout")),
-    "allgather": _Form(_LISTS, _GATHER, ("timeout",), 0),
+    "allgather": _Form(_LISTS, _GATHER, ("timeout",)),
     "allgather_coalesced": _Form(_MANY, _GATHER),
     "all_gather_single": _Form(_OUT_OF_IN, _GATHER),
     "all_gather_single_coalesced": _Form(_MANY, _GATHER),
-    "reduce_scatter": _Form(_LISTS, distributed.ReduceScatterOptions, ("op", "timeout"), 1),
+    "reduce_scatter": _Form(_LISTS, distributed.ReduceScatterOptions, ("op", "timeout")),
     "reduce_scatter_single": _Form(_OUT_OF_IN, distributed.ReduceScatterOptions),
     "reduce_scatter_single_coalesced": _Form(_MANY, distributed.ReduceScatterOptions),
-    "gather": _Form(_LISTS, distributed.GatherOptions, ("root", "timeout"), 0),
-    "scatter": _Form(_LISTS, distributed.ScatterOptions, ("root", "timeout"), 1),
+    "gather": _Form(_LISTS, distributed.GatherOptions, ("root", "timeout")),
+    "scatter": _Form(_LISTS, distributed.ScatterOptions, ("root", "timeout")),
     "all_to_all_single": _Form([*_OUT_OF_IN, *_SPLITS], _EXCHANGE, ("timeout",)),
     "alltoall": _Form(_LISTS, _EXCHANGE, ("timeout",)),
     "barrier": _Form((), distributed.BarrierOptions, ("timeout",)),
@@ -212,11 +213,9 @@ def in_one_form(verb: str, given: Sequence[Any], named: dict[str, Any]) -> list[
         if name is None:
             raise TypeError(f"{verb}() misses the argument {names[0]!r}")
         required.append(named.pop(name))
-    if form.inner is not None and isinstance(required[1 - form.inner], torch.Tensor):
-        required[1 - form.inner] = [required[1 - form.inner]]
-        required[form.inner] = [required[form.inner]]
-    elif form.arguments is _IN_PLACE and isinstance(required[0], torch.Tensor):
-        required[0] = [required[0]]
+    alone = any(isinstance(one, torch.Tensor) for one in required)
+    if alone and form.arguments in (_IN_PLACE, _LISTS):
+        required = [[one] for one in required]
     options = _options(verb, given[count:], named)
     return required if form.options is None else [*required, options]
 
@@ -224,10 +223,8 @@ def in_one_form(verb: str, given: Sequence[Any], named: dict[str, Any]) -> list[
 def _options(verb: str, given: Sequence[Any], named: dict[str, Any]) -> Any:
     """Return the object with the options of a call; None for a verb that has none."""
     form = FORMS[verb]
-    if form.options is not None and len(given) == 1 and not named:
-        (only,) = given
-        if only is None or _has_options(only):
-            return only or form.options()
+    if len(given) == 1 and not named and (given[0] is None or _has_options(given[0])):
+        given, named = [], {"opts": given[0]}
     if form.options is not None and not given and set(named) == {"opts"}:
         return named["opts"] or form.options()
     single = dict(zip(form.single, given, strict=False))

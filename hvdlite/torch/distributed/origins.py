@@ -31,12 +31,13 @@ Callback = Callable[[Any], Any]
 class Origin:
     """An operation, or a callback of its future."""
 
-    __slots__ = ("_callbacks", "_started", "group", "kind", "name")
+    __slots__ = ("_callbacks", "_started", "group", "kind", "name", "text")
 
-    def __init__(self, group: object, name: str, kind: str) -> None:
+    def __init__(self, group: object, name: str, kind: str, text: str = "") -> None:
         self.group = group  # the numbering of the operation's process group
         self.name = _short(name)  # the same on all ranks, and unique in the group
         self.kind = _short(kind)  # Such operations of other groups have the same kind.
+        self.text = text  # The engine knows the operation by it; a callback has none.
         self._callbacks = itertools.count()
         self._started: dict[str, int] = {}
 
@@ -69,12 +70,18 @@ def current() -> Origin | None:
     return getattr(_here, "origin", None)
 
 
-def note(future: Any, origin: Origin) -> None:
-    """Let callbacks of a future be those of an operation."""
-    _origins[future] = origin
+def future_of(
+    base: Any, give: Callback, origin: Origin | None, before_wait: Callable[[], None]
+) -> Any:
+    """Return a future with the value that `give` makes of `base`, and an operation's callbacks."""
+    _install(before_wait)
+    future = _plain["then"](base, give)
+    if origin is not None:
+        _origins[future] = origin
+    return future
 
 
-def install(before_wait: Callable[[], None]) -> None:
+def _install(before_wait: Callable[[], None]) -> None:
     """Extend torch's futures once; a thread that waits for one calls `before_wait` first."""
     with _lock:
         if _plain:
@@ -90,11 +97,6 @@ def install(before_wait: Callable[[], None]) -> None:
             return _plain["wait"](future)
 
         kind.wait = wait
-
-
-def plain_then(future: Any, callback: Callback) -> Any:
-    """Add a callback of hvdlite's own, which starts nothing."""
-    return _plain["then"](future, callback)
 
 
 def _then(future: Any, callback: Callback) -> Any:

@@ -229,15 +229,12 @@ class JobStore(distributed.Store):  # type: ignore[misc]
     def get(self, key: str) -> bytes:
         return self.multi_get([key])[0]
 
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        return [_bytes(one) for one in self._wait(keys, self.timeout)]
+    def multi_get(self, keys: Sequence[str], timeout: timedelta | None = None) -> list[bytes]:
+        timeout = self.timeout if timeout is None else timeout
+        values = self._ask("get", value=list(keys), wait=timeout.total_seconds())
+        return [_bytes(one) for one in values]
 
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        self._wait(keys, self.timeout if timeout is None else timeout)
-
-    def _wait(self, keys: Sequence[str], timeout: timedelta) -> list[str]:
-        values: list[str] = self._ask("get", value=list(keys), wait=timeout.total_seconds())
-        return values
+    wait = multi_get  # Torch does not look at what it returns.
 
     def append(self, key: str, value: Any) -> None:
         self._ask("append", key, _text(value))

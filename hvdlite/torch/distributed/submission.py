@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import distributed
 
 from hvdlite import _core
-from hvdlite.errors import CollectiveTimeoutError, HvdliteError
-from hvdlite.rendezvous.deadline import Deadline, seconds_of
+from hvdlite.errors import CollectiveTimeoutError
+from hvdlite.rendezvous.deadline import seconds_of
 from hvdlite.torch.distributed import origins
 from hvdlite.torch.distributed.engines import Membership, make_engine
 from hvdlite.torch.distributed.origins import Origin
@@ -34,11 +33,6 @@ SLOTS = 8
 _LOOKS = 2  # Each new name looks whether so many others have ended.
 
 
-class Name(NamedTuple):
-    text: str  # by which the engine knows the operation
-    origin: Origin  # of what callbacks of the operation's future start
-
-
 class Numbering:
     """The names of one process group. Any thread may use it."""
 
@@ -47,11 +41,11 @@ class Numbering:
         self._counts: dict[str, int] = {}
         self._in_flight: dict[str, _core.Handle] = {}
 
-    def next(self, signature: str, seconds: float | None = None) -> Name:
-        """Return the next collective's name; wait `seconds`, or raise, while it is in flight."""
+    def next(self, signature: str, seconds: float | None = None) -> Origin:
+        """Name the next collective; wait `seconds`, or raise, while its text is in flight."""
         with self._lock:
-            name = self._name(signature)
-            earlier = self._in_flight.get(name.text)
+            origin = self._origin(signature)
+            earlier = self._in_flight.get(origin.text)
         if earlier is not None:
             try:
                 earlier.wait(seconds)
@@ -59,18 +53,17 @@ class Numbering:
                 # The thread that waits for that operation gets its error.
                 if not earlier.done():
                     raise
-        return name
+        return origin
 
-    def _name(self, signature: str) -> Name:
+    def _origin(self, signature: str) -> Origin:
         around = origins.current()
         if around is not None and around.group is self:
             text = around.next(signature)
-            return Name(f"#{text}", Origin(self, text, f"{around.kind}/{signature}"))
+            return Origin(self, text, f"{around.kind}/{signature}", f"#{text}")
         if around is not None:
             signature = f"{around.kind}/{signature}"
         count = self._count(signature)
-        origin = Origin(self, f"{signature}#{count}", signature)
-        return Name(f"{signature}#{count % SLOTS}", origin)
+        return Origin(self, f"{signature}#{count}", signature, f"{signature}#{count % SLOTS}")
 
     def next_of_pair(self, way: str) -> str:
         with self._lock:
@@ -102,8 +95,6 @@ class Numbering:
             return [one for one in self._in_flight.values() if not one.done()]
 
 
-Submit = Callable[[str, bool], _core.Handle]
-
 # Torch's C++ code may hold a `Work`, of which it holds only its own half: without the Python half a
 # wait would never end. C++ does not tell what it holds. But it reads results of few elements only
 # (in DistributedDataParallel's join), so that the last operations with such results live on.
@@ -128,7 +119,7 @@ class Submissions:
     def _start(
         self,
         signature: str,
-        submit: Submit,
+        submit: Callable[[str, bool], _core.Handle],
         outputs: Sequence[torch.Tensor],
         finish: Finish | None,
         options: Any,
@@ -141,12 +132,12 @@ class Submissions:
         timeout = options.timeout
         seconds = seconds_of(self._timeout if timeout.days < 0 else timeout)
         try:
-            name, origin = self._numbering.next(signature, seconds)
+            origin = self._numbering.next(signature, seconds)
         except TimeoutError:
             self._give_up(signature, seconds)
         blocking = not options.asyncOp
-        handle = submit(name, blocking)
-        self._numbering.note(name, handle)
+        handle = submit(origin.text, blocking)
+        self._numbering.note(origin.text, handle)
         give_up = functools.partial(self._give_up, signature, seconds)
         line = self._numbering, None
         work = Work(handle, outputs, finish, seconds, give_up, origin, line)
@@ -192,13 +183,6 @@ class Submissions:
         group._register_backend(torch.device(device), kind, made)
         self._groups_of_torch[device] = group
         return group
-
-    def _end_all_in_flight(self) -> None:
-        deadline = Deadline(seconds_of(self._timeout))
-        for handle in self._numbering.in_flight():
-            # The thread that waits gets the error.
-            with contextlib.suppress(HvdliteError, TimeoutError):
-                handle.wait(max(0.0, deadline.seconds_left), fatal=True)
 
     def _give_up(self, signature: str, seconds: float) -> NoReturn:
         """End the group, because an operation takes longer than its timeout."""

@@ -7,7 +7,6 @@ import contextlib
 import copy
 import threading
 import time
-import weakref
 from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -25,7 +24,8 @@ from hvdlite.torch.distributed.origins import Origin
 Finish = Callable[[_core.Handle], None]
 
 _UNSET = timedelta(0)
-_CALLBACK_SECONDS = 1.0
+_SLICE_SECONDS = 0.005  # The leader waits so long for one operation before it looks at the others.
+_CALLBACK_SECONDS = 1.0  # Then another thread takes the place of one that runs a callback.
 
 
 class Work(distributed.Work):  # type: ignore[misc]
@@ -48,7 +48,7 @@ class Work(distributed.Work):  # type: ignore[misc]
         self._finishing = threading.Lock() if finish is not None else None
         self._error: Exception | None = None  # of `finish`
         self._seconds = seconds  # how long `wait` waits by default
-        self._deadline = time.monotonic() + seconds  # The process group ends then.
+        self.deadline = time.monotonic() + seconds  # The process group ends then.
         self._give_up = give_up  # is called when that time has passed, and raises
         self._origin = origin  # names what callbacks of the future start
         self.line = line  # Callbacks of the operations in one line run in the order of these.
@@ -61,35 +61,30 @@ class Work(distributed.Work):  # type: ignore[misc]
         If `timeout` passes first, CollectiveTimeoutError is raised, and the operation goes on. If
         the process group's time passes, it is raised, too, and the group has ended.
         """
-        if timeout and (seconds := seconds_of(timeout)) < self._deadline - time.monotonic():
-            self._wait_for_a_while(seconds)
+        if timeout and (seconds := seconds_of(timeout)) < self.deadline - time.monotonic():
+            self._wait(seconds, fatal=False)
         else:
-            self._wait()
+            self._wait(self._seconds, fatal=True)
         self._waited = True
         if self._finishing is not None:
             with self._finishing:
                 self._deliver()
         return True
 
-    def _wait_for_a_while(self, seconds: float) -> None:
+    def _wait(self, seconds: float, fatal: bool) -> None:
         try:
-            self._handle.wait(seconds)
+            self._handle.wait(seconds, fatal=fatal)
         except TimeoutError as error:
             if self._handle.done():
+                # It ended at the last moment, or itself failed by a timeout.
                 self._handle.wait()
-                return
-            raise CollectiveTimeoutError(
-                f"wait() waited {seconds:g} s, the timeout that it was given: {error}; wait again, "
-                "or with a longer timeout"
-            ) from None
-
-    def _wait(self) -> None:
-        try:
-            self._handle.wait(self._seconds, fatal=True)
-        except TimeoutError:
-            if not self._handle.done():
+            elif fatal:
                 self._give_up()
-            self._handle.wait()  # It ended at the last moment, or itself failed by a timeout.
+            else:
+                raise CollectiveTimeoutError(
+                    f"wait() waited {seconds:g} s, the timeout that it was given: {error}; wait "
+                    "again, or with a longer timeout"
+                ) from None
 
     def _deliver(self) -> None:
         """Copy the results to where they belong, once; an error of that is raised each time."""
@@ -103,11 +98,12 @@ class Work(distributed.Work):  # type: ignore[misc]
             raise self._error
 
     def settle(self) -> None:
-        """Block until the operation has completed, well or not."""
+        """Wait a moment for the end of the operation; end the group when its time has passed."""
+        left = self.deadline - time.monotonic()
         try:
-            self._handle.wait(max(0.0, self._deadline - time.monotonic()))
+            self._handle.wait(max(0.0, min(_SLICE_SECONDS, left)))
         except TimeoutError:
-            if not self._handle.done():
+            if left < _SLICE_SECONDS and not self._handle.done():
                 with contextlib.suppress(HvdliteError):  # The waiting thread gets it, too.
                     self._give_up()
         except HvdliteError:
@@ -144,11 +140,8 @@ class Work(distributed.Work):  # type: ignore[misc]
         # C++ code reads the value without a look at the error. A callback that raises makes a
         # future that C++ does look at.
         if self._future is None:
-            origins.install(_step_aside)
             base: Any = torch.futures.Future()
-            self._future = origins.plain_then(base, self._give)
-            if self._origin is not None:
-                origins.note(self._future, self._origin)
+            self._future = origins.future_of(base, self._give, self._origin, _waiter.step_aside)
             if self._waited:  # Torch's C++ code reads the value after wait().
                 base.set_result(None)
             else:
@@ -164,99 +157,112 @@ class Work(distributed.Work):  # type: ignore[misc]
         return list(self._outputs)
 
 
-class _Turn:
-    """The callbacks of one future."""
-
-    def __init__(self) -> None:
-        self.begun = threading.Event()
-        self.ended = threading.Event()  # or wait for another future
-
-
-_of_thread = threading.local()  # A thread that runs callbacks has their turn here.
-
-
 class _Waiter:
-    """Threads that complete the futures of this process's operations, one for each in flight."""
+    """Threads that complete the futures of this process's operations."""
 
-    # To complete a future is to run its callbacks, which are the user's, and may wait for anything.
-    # In each line they run in the order of the operations; but the next ones do not wait for those
-    # that wait for a future, or take longer than a second. Idle threads wait for the next future.
+    # Operations of one line complete about in their order, and those of different lines in any
+    # order. So the *leader* looks which have completed, and waits for the one whose time would be
+    # up first, but never long. To complete a future is to run its callbacks, which are the user's.
+    # They may wait for another future, or take long. Then the *guard* becomes the leader, and the
+    # former leader ends after its callback. The lock guards all attributes.
 
     def __init__(self) -> None:
-        self._arrived = threading.Condition()  # Its lock guards all attributes.
-        self._pending: collections.deque[tuple[Work, Any, _Turn | None, _Turn]] = (
-            collections.deque()
-        )
-        self._last: Any = weakref.WeakValueDictionary[Hashable, _Turn]()  # by line
-        self._threads: list[threading.Thread] = []
-        self._idle = 0
-        self._stopped = False
+        self._pending: collections.deque[tuple[Work, Any]] = collections.deque()
+        self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)  # There is something for the leader.
+        self._needed = threading.Condition(self._lock)  # The guard is needed.
+        self._leader: threading.Thread | None = None
+        self._guard: threading.Thread | None = None
+        self._since: float | None = None  # The leader began to run callbacks at this time.
+        self._of_thread = threading.local()
 
     def watch(self, work: Work, base: Any) -> None:
         """Let `base` get its value when the operation has completed."""
-        if getattr(_of_thread, "turn", None) is not None:
+        if getattr(self._of_thread, "leads", False):
             # A callback that starts an operation mostly waits for it: no other thread is needed.
-            work.settle()
+            while not work.is_completed():
+                work.settle()
             base.set_result(None)
             return
-        turn = _Turn()
-        with self._arrived:
-            self._pending.append((work, base, self._last.get(work.line), turn))
-            self._last[work.line] = turn
-            if len(self._pending) <= self._idle:
-                self._arrived.notify()
-                return
-            thread = threading.Thread(target=self._run, name="hvdlite-futures", daemon=True)
-            self._threads.append(thread)
-        thread.start()
+        with self._lock:
+            self._pending.append((work, base))
+            if self._guard is None:
+                self._guard = self._start()
+            self._arrived.notify()
 
-    def _run(self) -> None:
-        while self._complete_next():
-            pass
-
-    def _complete_next(self) -> bool:
-        """Complete a future, or return False if there will be no more."""
-        with self._arrived:
-            self._idle += 1
-            while not self._pending and not self._stopped:
-                self._arrived.wait()
-            self._idle -= 1
-            if not self._pending:
-                return False
-            work, base, before, turn = self._pending.popleft()
-        work.settle()
-        if before is not None:
-            before.begun.wait()
-            before.ended.wait(_CALLBACK_SECONDS)
-        turn.begun.set()
-        _of_thread.turn = turn
-        base.set_result(None)
-        _of_thread.turn = None
-        turn.ended.set()
-        return True
+    def step_aside(self) -> None:
+        """Let another thread lead, because this thread will wait for a future."""
+        with self._lock:
+            if self._leader is threading.current_thread():
+                self._leader = None
+                self._needed.notify()
 
     def stop(self) -> None:
         """End the threads; called when all engines have been shut down, so that all has ended."""
-        with self._arrived:
-            self._stopped = True
+        with self._lock:
+            threads = (self._leader, self._guard)
+            self._leader = self._guard = None
+            left = [*self._pending]
+            self._pending.clear()
             self._arrived.notify_all()
-        end = time.monotonic() + _CALLBACK_SECONDS  # A callback may wait for something forever.
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, end - time.monotonic()))
+            self._needed.notify_all()
+        for _, base in left:
+            base.set_result(None)
+        for thread in threads:
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(_CALLBACK_SECONDS)  # A callback may wait for something forever.
+
+    def _start(self) -> threading.Thread:
+        thread = threading.Thread(target=self._run, name="hvdlite-futures", daemon=True)
+        thread.start()
+        return thread
+
+    def _run(self) -> None:
+        """Be the guard until the leader is away; be the leader then."""
+        this = threading.current_thread()
+        with self._lock:
+            while self._guard is this and not self._leader_is_away():
+                self._needed.wait(_CALLBACK_SECONDS)
+            if self._guard is not this:
+                return
+            self._leader, self._since, self._guard = this, None, self._start()
+        self._of_thread.leads = True
+        while self._lead():
+            pass
+
+    def _lead(self) -> bool:
+        """Complete a future, or wait a moment; return False in a thread that leads no more."""
+        with self._lock:
+            while self._leader is threading.current_thread() and not self._pending:
+                self._since = None
+                self._arrived.wait()
+            if self._leader is not threading.current_thread():
+                return False
+            base = self._take_completed()
+            if base is None:
+                work = min((work for work, _ in self._pending), key=lambda work: work.deadline)
+            self._since = None if base is None else time.monotonic()
+        if base is None:
+            work.settle()
+        else:
+            base.set_result(None)
+        return True
+
+    def _take_completed(self) -> Any:
+        """Take the next future to complete; None if there is none at the moment."""
+        held = set[Hashable]()
+        for index, (work, base) in enumerate(self._pending):
+            if work.line not in held and work.is_completed():
+                del self._pending[index]
+                return base
+            held.add(work.line)
+        return None
+
+    def _leader_is_away(self) -> bool:
+        if self._leader is None:
+            return True
+        return self._since is not None and time.monotonic() - self._since > _CALLBACK_SECONDS
 
 
 _waiter = _Waiter()
-
-
-def stop_waiter() -> None:
-    global _waiter
-    stopped, _waiter = _waiter, _Waiter()
-    stopped.stop()
-
-
-def _step_aside() -> None:
-    """Let the next callbacks run, because this thread will wait for a future."""
-    turn: _Turn | None = getattr(_of_thread, "turn", None)
-    if turn is not None:
-        turn.ended.set()
+stop_waiter = _waiter.stop
