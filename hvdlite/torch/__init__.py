@@ -16,39 +16,12 @@ import torch
 from hvdlite import api, basics
 from hvdlite.api import *
 from hvdlite.objects import allgather_object, broadcast_object, join
-from hvdlite.torch import elastic
+from hvdlite.torch import collectives, elastic
 from hvdlite.torch import parameter_server as parameter_server
-from hvdlite.torch.collectives.allreduce import (
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    allreduce_buffers,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-)
+from hvdlite.torch.collectives.allreduce import *
 from hvdlite.torch.collectives.autograd import Handle, poll, synchronize
-from hvdlite.torch.collectives.broadcast import (
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-)
-from hvdlite.torch.collectives.gather import (
-    allgather,
-    allgather_async,
-    alltoall,
-    alltoall_async,
-    grouped_allgather,
-    grouped_allgather_async,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    reducescatter,
-    reducescatter_async,
-)
+from hvdlite.torch.collectives.broadcast import *
+from hvdlite.torch.collectives.gather import *
 from hvdlite.torch.collectives.sparse import sparse_allreduce_async
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.data import DistributedSampler
@@ -73,42 +46,21 @@ __all__ = [
     "ShardedOptimizer",
     "SyncBatchNorm",
     "VirtualBatchSampler",
-    "allgather",
-    "allgather_async",
     "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "allreduce_buffers",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "check_replicas",
     "elastic",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
     "join",
     "poll",
-    "reducescatter",
-    "reducescatter_async",
     "sparse_allreduce_async",
     "synchronize",
 ]
 __all__ += api.__all__
+__all__ += collectives.allreduce.__all__
+__all__ += collectives.broadcast.__all__
+__all__ += collectives.gather.__all__
 
 # Libraries for Horovod, such as pytorch-ignite, read operations from Horovod's `mpi_ops` module.
 mpi_ops = sys.modules[__name__]

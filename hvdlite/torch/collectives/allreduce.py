@@ -18,15 +18,8 @@ from hvdlite import ops as neutral
 from hvdlite.errors import ArgumentError
 from hvdlite.ops import cast_in_core, next_name, send_compressed
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id, process_set_by_id
+from hvdlite.torch.collectives import fast_path
 from hvdlite.torch.collectives.autograd import Handle, check_differentiable, parameters_of, tie
-from hvdlite.torch.collectives.fast_path import (
-    IN_PLACE,
-    IN_PLACE_ASYNC,
-    NEW,
-    NEW_ASYNC,
-    OVERWRITING,
-)
-from hvdlite.torch.collectives.fast_path import allreduce as _fast_allreduce
 from hvdlite.torch.collectives.submit import Reduction, Submission, start_allreduce
 from hvdlite.torch.collectives.tensors import (
     Named,
@@ -38,6 +31,18 @@ from hvdlite.torch.collectives.tensors import (
 )
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.dynamo import call_outside, compiling
+
+__all__ = [
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "allreduce_buffers",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+]
 
 
 def allreduce(
@@ -85,7 +90,7 @@ def allreduce(
             prescale_factor, postscale_factor, member_id(process_set),
         )  # fmt: skip
     return _allreduce(
-        single, NEW, tensor, average, name, op,
+        single, fast_path.NEW, tensor, average, name, op,
         prescale_factor, postscale_factor, process_set, weight, compression,
     )  # fmt: skip
 
@@ -103,7 +108,7 @@ def allreduce_(
 ) -> torch.Tensor:
     """Reduce a contiguous tensor in place, and return it; otherwise as `allreduce`."""
     return _allreduce(
-        single, IN_PLACE, tensor, average, name, op,
+        single, fast_path.IN_PLACE, tensor, average, name, op,
         prescale_factor, postscale_factor, process_set, weight,
     )  # fmt: skip
 
@@ -116,7 +121,7 @@ def allreduce_async(tensor: torch.Tensor, *given: Any, **options: Any) -> Handle
         >>> handle = hvd.allreduce_async(loss.detach(), name="loss")
         >>> mean_loss = hvd.synchronize(handle)
     """
-    return _allreduce(single, NEW_ASYNC, tensor, *given, **options)
+    return _allreduce(single, fast_path.NEW_ASYNC, tensor, *given, **options)
 
 
 @parameters_of(allreduce_)
@@ -125,7 +130,7 @@ def allreduce_async_(tensor: torch.Tensor, *given: Any, **options: Any) -> Handl
 
     Until `synchronize` the tensor must be neither read nor changed.
     """
-    return _allreduce(single, IN_PLACE_ASYNC, tensor, *given, **options)
+    return _allreduce(single, fast_path.IN_PLACE_ASYNC, tensor, *given, **options)
 
 
 def grouped_allreduce(
@@ -149,7 +154,7 @@ def grouped_allreduce(
         >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy], name="metrics")
     """
     return _allreduce(
-        grouped, NEW, tensors, average, name, op,
+        grouped, fast_path.NEW, tensors, average, name, op,
         prescale_factor, postscale_factor, process_set, weight, compression,
     )  # fmt: skip
 
@@ -167,7 +172,7 @@ def grouped_allreduce_(
 ) -> list[torch.Tensor]:
     """Reduce contiguous tensors in place, and return them; otherwise as `grouped_allreduce`."""
     return _allreduce(
-        grouped, IN_PLACE, tensors, average, name, op,
+        grouped, fast_path.IN_PLACE, tensors, average, name, op,
         prescale_factor, postscale_factor, process_set, weight,
     )  # fmt: skip
 
@@ -175,7 +180,7 @@ def grouped_allreduce_(
 @parameters_of(grouped_allreduce_)
 def grouped_allreduce_async(*given: Any, **options: Any) -> Handle:
     """Start a `grouped_allreduce`, and return a handle; otherwise as `grouped_allreduce`."""
-    return _allreduce(grouped, NEW_ASYNC, *given, **options)
+    return _allreduce(grouped, fast_path.NEW_ASYNC, *given, **options)
 
 
 @parameters_of(grouped_allreduce_)
@@ -184,7 +189,7 @@ def grouped_allreduce_async_(*given: Any, **options: Any) -> Handle:
 
     Until `synchronize` the tensors must be neither read nor changed.
     """
-    return _allreduce(grouped, IN_PLACE_ASYNC, *given, **options)
+    return _allreduce(grouped, fast_path.IN_PLACE_ASYNC, *given, **options)
 
 
 def allreduce_buffers(model: nn.Module, process_set: ProcessSet = global_process_set) -> None:
@@ -240,25 +245,26 @@ def _allreduce(
             prescale_factor, postscale_factor, process_set, weight, compression,
         )  # fmt: skip
     if weight is None and compression is Compression.none:
-        taken = _fast_allreduce(
+        taken = fast_path.allreduce(
             tensors, average, name, op, prescale_factor, postscale_factor, process_set, form
         )
         if taken is not None:
-            return taken if form >= NEW else Handle(*taken)
+            return taken if form >= fast_path.NEW else Handle(*taken)
     sent = named("allreduce", tensors, name, process_set)
     op = neutral.choose_op(average, op)
     wire, by_hand = cast_in_core(compression, op)
     weight = None if weight is None else float(weight)
     reduction = Reduction(op, prescale_factor, postscale_factor, weight, process_set, wire)
-    if form == NEW:
+    if form == fast_path.NEW:
         results = send_named(
             sent, by_hand, lambda wires: start_reducing(wires, reduction, False, blocking=True)
         )
         return results if named is grouped else results[0]
-    handle = start_reducing(sent, reduction, form in OVERWRITING, form == IN_PLACE)
+    blocking = form == fast_path.IN_PLACE
+    handle = start_reducing(sent, reduction, form in fast_path.OVERWRITING, blocking)
     if named is single:
         handle = handle.first()
-    return handle.wait() if form == IN_PLACE else handle
+    return handle.wait() if blocking else handle
 
 
 def send_named(

@@ -16,6 +16,14 @@ from hvdlite.torch.collectives.submit import Submission, start_broadcast
 from hvdlite.torch.collectives.tensors import read_and_written, result_of, spec
 from hvdlite.torch.dynamo import call_outside, compiling
 
+__all__ = [
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+]
+
 
 def broadcast(
     tensor: torch.Tensor,

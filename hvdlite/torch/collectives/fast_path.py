@@ -46,17 +46,15 @@ barrier: Callable[..., Any] = _core.fast_path.barrier
 read_gradients: Callable[..., Any] = _core.fast_path.read_gradients
 
 
-def _install() -> None:
-    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    increment_version = getattr(torch._C, "_increment_version", None)
-    dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
-    if exchange is None or increment_version is None or dispatch_modes is None:
-        return
+_exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+_increment_version = getattr(torch._C, "_increment_version", None)
+_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
+if _exchange and _increment_version and _dispatch_modes:
     _core.fast_path.install(
-        exchange=exchange,
+        exchange=_exchange,
         tensor_type=torch.Tensor,
-        dispatch_modes=dispatch_modes,
-        increment_version=increment_version,
+        dispatch_modes=_dispatch_modes,
+        increment_version=_increment_version,
         empty_like=torch.empty_like,
         engine=basics.engine,
         world_set=global_process_set,
@@ -64,6 +62,3 @@ def _install() -> None:
         next_name=next_name,
         raise_moved=raise_moved,
     )
-
-
-_install()

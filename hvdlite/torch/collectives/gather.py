@@ -23,6 +23,20 @@ from hvdlite.torch.collectives.tensors import Named, grouped, single, spec
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.dynamo import outside_graphs
 
+__all__ = [
+    "allgather",
+    "allgather_async",
+    "alltoall",
+    "alltoall_async",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "reducescatter",
+    "reducescatter_async",
+]
+
+
 Splits: TypeAlias = torch.Tensor | Iterable[int] | None  # the number of rows for each rank
 
 

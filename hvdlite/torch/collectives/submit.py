@@ -7,11 +7,12 @@ is current in `Submission.wait` waits for the results; the host does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch.utils._pytree import tree_flatten
 
 from hvdlite import _core, basics
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id
@@ -38,9 +39,9 @@ class Submission:
         keep, self._keep = self._keep, None
         if keep is not None:
             stream = torch.cuda.ExternalStream(self.core.stream, device=self._gpu)
-            for tensor in _tensors_in(keep):
-                if tensor.is_cuda:
-                    tensor.record_stream(stream)
+            for one in tree_flatten(keep)[0]:
+                if isinstance(one, torch.Tensor) and one.is_cuda:
+                    one.record_stream(stream)
 
     def done(self) -> bool:
         return self.core.done()
@@ -71,16 +72,6 @@ class Submission:
 def _current_stream(gpu: int) -> int:
     """Return the address of CUDA's current stream, also in a function that torch compiles."""
     return torch._C._cuda_getCurrentRawStream(gpu)
-
-
-def _tensors_in(keep: object) -> Iterator[torch.Tensor]:
-    if isinstance(keep, torch.Tensor):
-        yield keep
-    elif isinstance(keep, Mapping):
-        yield from _tensors_in(list(keep.values()))
-    elif isinstance(keep, Sequence):
-        for item in keep:
-            yield from _tensors_in(item)
 
 
 class Reduction(NamedTuple):
