@@ -380,29 +380,23 @@ class View:
     def took(self, number: int, block: bytes) -> None:
         """Take bytes that came through the pipe of a rank, or of a worker of an elastic job."""
         *lines, rest = (self._rests.get(number, b"") + block).split(b"\n")
+        self._rests[number] = rest[:_LONGEST_LINE]  # The memory of an endless line is bounded.
+        now = time.monotonic()
         for line in lines:
-            self._add(line)
-        self._rests[number] = rest[: _LONGEST_LINE + 1]  # The memory of an endless line is bounded.
+            try:
+                sample = Sample.parse(line)
+                self.run.add(sample, now)
+            except Exception:  # A rank can write anything, and the launcher goes on.
+                self.run.lost += 1
+            else:
+                self._ahead = sample.time - now
 
     def closed(self, number: int) -> None:
-        if len(self._rests.pop(number, b"")) > _LONGEST_LINE:
-            self.run.lost += 1
+        self._rests.pop(number, None)
 
-    def note(self, kind: str, rank: int, text: str) -> None:
+    def note(self, text: str) -> None:
         """Add an event that the launcher has seen, such as the death of a worker."""
-        self.run.note(Event(time.monotonic() + self._ahead, kind, rank, "", text))
-
-    def _add(self, line: bytes) -> None:
-        now = time.monotonic()
-        try:
-            if len(line) > _LONGEST_LINE:
-                raise ValueError("this is not a sample: it is too long")
-            sample = Sample.parse(line)
-            self.run.add(sample, now)
-        except Exception:  # A rank can write anything, and the launcher goes on.
-            self.run.lost += 1
-        else:
-            self._ahead = sample.time - now
+        self.run.note(Event(time.monotonic() + self._ahead, "worker", -1, "", text))
 
     def _guard(self, call: Callable[..., None], *arguments: object) -> bool:
         try:

@@ -214,7 +214,7 @@ class Supervisor(JobLoop):
     def note(self, text: str) -> None:
         """Tell the view, if there is one, what has happened to a rank."""
         if self._view is not None:
-            self._view.note("worker", -1, text)
+            self._view.note(text)
 
     def tell(self, text: str) -> None:
         """Say it, and tell the view."""
