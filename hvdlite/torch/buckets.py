@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,7 @@ class GradientExchange:
     # for each bucket that it submits. It calls `begin_anew` when ranks have missed steps.
 
     of_one_step = True  # It says whether all gradients that are reduced together are of one step.
+    in_step = False  # It says whether step() alone sends something, and backward() nothing.
 
     def __init__(self, name: str, settings: Settings) -> None:
         self.name = name  # It begins the names of all operations, and is unique on this rank.
@@ -86,6 +87,10 @@ class GradientExchange:
             )
             for number, bucket in enumerate(formed)
         ]
+
+    def frozen(self, groups: Sequence[Mapping[str, Any]]) -> Iterable[torch.Tensor]:
+        """List parameters that belong to the next cycle also if they are frozen."""
+        return ()
 
     def begin_anew(self) -> None:
         """Forget what other ranks may not remember alike; each bucket does the same."""

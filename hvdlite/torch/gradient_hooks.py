@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -51,30 +51,29 @@ class WatchedParameters:
         # Backward calls `on_gradient` when a parameter's gradient was accumulated. It must not keep
         # the owner of this object alive.
         self.params: list[torch.Tensor] = []  # The order is that of the groups.
-        self.names = dict(names)  # All that were ever watched have a name.
+        self.names = dict(names)  # All that were ever in the groups have a name.
         self._read_groups = read_groups
         self._on_gradient = on_gradient
         self._hooks: dict[torch.Tensor, Any] = {}
         weakref.finalize(self, _remove_all, self._hooks)
 
-    def update(self, any_at_all: bool, keeps_frozen: bool = False) -> bool:
+    def update(self, any_at_all: bool, kept: Collection[torch.Tensor] = ()) -> bool:
         """Watch the groups' parameters, or none; return whether they have changed."""
-        # With `keeps_frozen` those that were frozen since the last call may still have gradients.
-        kept = set(self.params) if keeps_frozen else ()
+        # Those in `kept` belong to them also where they are frozen.
         params = []
         for number, group in enumerate(self._read_groups() if any_at_all else ()):
             for index, param in enumerate(group["params"]):
+                if param not in self.names:
+                    self.names[param] = f"parameter.{number}.{index}"
                 if param.requires_grad or param in kept:
                     params.append(param)
-                    if param not in self.names:
-                        self.names[param] = f"parameter.{number}.{index}"
         known = self.params
         if len(params) == len(known) and all(map(lambda a, b: a is b, params, known)):
             return False
         for param in self._hooks.keys() - set(params):
             self._hooks.pop(param).remove()
         for param in params:
-            if param not in self._hooks:
+            if param not in self._hooks and param.requires_grad:
                 hook = param.register_post_accumulate_grad_hook(self._on_gradient)
                 self._hooks[param] = hook
         self.params = params

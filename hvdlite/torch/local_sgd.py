@@ -29,7 +29,6 @@ from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.objects import gather_json
 from hvdlite.ops import NoneCompressor, cast_in_core, next_object
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
-from hvdlite.torch.adasum import DistributedAdasum
 from hvdlite.torch.buckets import Weight
 from hvdlite.torch.collectives.allreduce import send_named, start_reducing
 from hvdlite.torch.collectives.submit import Reduction
@@ -256,14 +255,14 @@ def _check_optimizer(optimizer: Any, settings: RoundSettings) -> None:
     refuse_evaluating(optimizer, "LocalSGD", "use hvd.DistributedOptimizer")
     if isinstance(optimizer, Local):
         raise ArgumentError("this optimizer is one of LocalSGD or DiLoCo already")
-    if isinstance(optimizer, DistributedAdasum):
+    if not isinstance(optimizer, Distributed):
+        return
+    own = optimizer._reducer.settings
+    if own.reduction.op == ops.Adasum:
         raise ArgumentError(
             "LocalSGD(DistributedOptimizer(...)) cannot be combined with op=hvd.Adasum: both "
             "combine the changes of the parameters; pass the plain optimizer"
         )
-    if not isinstance(optimizer, Distributed):
-        return
-    own = optimizer._reducer.settings
     if own.virtual_size is not None:
         refuse_with_virtual_size("LocalSGD(DistributedOptimizer(...))")
     if optimizer._shares_parameters:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.ops import next_object
 from hvdlite.optimizers import Groups, check_gradient_op, check_groups, check_passes, check_weight
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
-from hvdlite.torch.adasum import DistributedAdasum, distribute_adasum
+from hvdlite.torch.adasum import DeltaExchange, check_adasum, step_by_deltas
 from hvdlite.torch.bucket_memory import bytes_of_cap
 from hvdlite.torch.buckets import GradientExchange, Settings, Weight
 from hvdlite.torch.collectives.allreduce import allreduce
@@ -76,7 +77,8 @@ class Distributed(VirtualStepping, LateStepping):
             >>> torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             >>> optimizer.step()
         """
-        self._reducer.synchronize()
+        if not self._reducer.exchange.in_step:
+            self._reducer.synchronize()
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -87,6 +89,11 @@ class Distributed(VirtualStepping, LateStepping):
             >>> with optimizer.skip_synchronize():
             ...     optimizer.step()
         """
+        if self._reducer.exchange.in_step:
+            raise ArgumentError(
+                "with op=hvd.Adasum step() combines the ranks' updates, and nothing is "
+                "synchronized before it; call step() alone"
+            )
         self._skips_synchronize = True
         try:
             yield
@@ -167,6 +174,9 @@ class Distributed(VirtualStepping, LateStepping):
                     "call synchronize() first"
                 )
             result = self._update(closure, options)
+        elif self._reducer.exchange.in_step:
+            update = functools.partial(self._update, closure, options)
+            result = step_by_deltas(self, update)
         elif closure is None:
             self._reducer.synchronize_in_step()
             result = self._update(None, options)
@@ -274,7 +284,7 @@ def DistributedOptimizer(
     check_late(late, op)
     names = _names_of(optimizer, named_parameters)
     if op == ops.Adasum:
-        return distribute_adasum(optimizer, names, settings)  # type: ignore[no-any-return]
+        check_adasum(optimizer, settings)
     return _distribute(optimizer, names, settings, late)
 
 
@@ -291,11 +301,15 @@ def _distribute(
     optimizer: Any, names: dict[torch.Tensor, str], settings: Settings, late: Late | None
 ) -> Distributed:
     process_set = settings.reduction.process_set
-    number = next_object("DistributedOptimizer", registered_id(process_set))
-    name = f"gradients.{number}" if number else "gradients"
+    is_adasum = settings.reduction.op == ops.Adasum
+    kind = "deltas" if is_adasum else "gradients"
+    number = next_object(kind, registered_id(process_set))
+    name = f"{kind}.{number}" if number else kind
     title = f"the DistributedOptimizer of {type(optimizer).__name__} ({name})"
     prepare(optimizer, title, process_set, names)
     exchange = GradientExchange(name, settings)
+    if is_adasum:
+        exchange = DeltaExchange(name, settings, isinstance(optimizer, torch.optim.LBFGS))
     if late is not None:
         exchange = LateExchange(name, settings, late)
     reducer = GradientReducer(exchange, reader_of(optimizer), names, title)
@@ -318,7 +332,7 @@ def _check_optimizer(optimizer: Any) -> None:
             f"the parameters of this {type(optimizer).__name__} belong to an optimizer inside: "
             "make that one a DistributedOptimizer, and wrap the result"
         )
-    if isinstance(optimizer, Distributed | DistributedAdasum):
+    if isinstance(optimizer, Distributed):
         raise ArgumentError("this optimizer is a DistributedOptimizer already")
     if isinstance(optimizer, Wrapping):
         raise ArgumentError(

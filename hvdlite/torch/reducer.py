@@ -69,7 +69,8 @@ class GradientReducer:
         self.reduced = False  # Gradients are reduced, none was computed since, no step used them.
         # The reduced gradients. The keys are the ids of parameters, as a tensor's hash takes long.
         self._gradients: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._paused = self._warned = False
+        self._paused = exchange.in_step
+        self._warned = False
         self.refusal: str | None = None  # Why each backward() outside of `paused` is an error.
         self._update_layout()
 
@@ -313,6 +314,12 @@ class GradientReducer:
 
     # The training thread calls these, outside of backward.
 
+    def params_of_step(self) -> Sequence[torch.Tensor]:
+        """Return the parameters of which this step will send something."""
+        self._open_cycle()
+        self._follow_changes()
+        return self._watched.params
+
     def submit(self) -> None:
         """Start to reduce the gradients that are not under way; `synchronize` waits for them."""
         if not self._all_reduced():
@@ -408,7 +415,8 @@ class GradientReducer:
 
     def _update_layout(self, keeps_frozen: bool = False) -> None:
         watched = self._watched
-        if watched.update(self.takes_part, keeps_frozen):
+        kept = {*watched.params} if keeps_frozen else {*self.exchange.frozen(self.read_groups())}
+        if watched.update(self.takes_part, kept):
             self._buckets = self.exchange.make_buckets(watched.params, watched.names)
             self._bucket_of = {param: one for one in self._buckets for param in one.params}
             self._overlaps = self._may_overlap()

@@ -17,7 +17,7 @@ from plans import Faults, Journal, Plan, read_plan, watch_membership_thread, wat
 import hvdlite.torch as hvd
 from hvdlite.errors import UnreducedGradientsWarning
 from hvdlite.rendezvous import epochs
-from hvdlite.torch import adasum
+from hvdlite.torch.buckets import Bucket
 from hvdlite.torch.local_sgd import _Mean as Mean
 
 BATCH, BUCKETS, SAMPLES = 4, 5, 204
@@ -102,13 +102,13 @@ class Trainer:
             return hvd.LocalSGD(base, every=5, outer_momentum=0.3)
         how: dict[str, Any] = {"op": OPS[self.plan.op]}
         if self.plan.op == "adasum":
-            submit = adasum.start_reducing
+            submit = Bucket.submit
 
             def submitting(*arguments: Any, **options: Any) -> Any:
                 self.faults.come_to("request")
                 return submit(*arguments, **options)
 
-            adasum.start_reducing = submitting
+            Bucket.submit = submitting  # type: ignore[method-assign]
             how["bucket_cap_mb"] = 4 * SAMPLES / (1 << 20)
         else:
             how |= {"num_groups": 3, "overlap": True}  # A hook comes between two of them.
