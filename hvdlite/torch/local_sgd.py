@@ -15,8 +15,6 @@ The sources: Stich, "Local SGD Converges Fast and Communicates Little", ICLR 201
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -132,20 +130,6 @@ class Local(Wrapping):
         with torch.no_grad():
             self._rounds.load(state_dict.get(_KEY))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Local:
-        self._rounds.require_equal("a deep copy of the optimizer")
-        under: Any = super()
-        copied = under.__deepcopy__(memo) if isinstance(self, Distributed) else None
-        copied = self._plain_copy(memo) if copied is None else copied
-        settings = self._rounds.settings
-        # The model that is copied with it has them.
-        buffers = copy.deepcopy(settings.buffers, memo)
-        _localize(copied, dataclasses.replace(settings, buffers=buffers))
-        with torch.no_grad():
-            copied._rounds.load(self._rounds.state())
-        local: Local = copied
-        return local
-
 
 def LocalSGD(
     optimizer: torch.optim.Optimizer,
@@ -199,7 +183,13 @@ def LocalSGD(
         process_set=process_set,
     )
     _check_optimizer(optimizer, settings)
-    return _localize(optimizer, settings)
+    name = f"local.{next_object('LocalSGD', registered_id(process_set))}"
+    title = f"the LocalSGD of {type(optimizer).__name__} ({name})"
+    prepare(optimizer, title, process_set, {})
+    wrap(optimizer, Local, title, process_set)
+    local: Any = optimizer
+    local._rounds = Rounds(name, reader_of(local), settings)
+    return local  # type: ignore[no-any-return]
 
 
 def DiLoCo(
@@ -224,16 +214,6 @@ def DiLoCo(
     return LocalSGD(
         optimizer, every, outer_lr, outer_momentum, buffers, compression, weight, process_set
     )
-
-
-def _localize(optimizer: Any, settings: RoundSettings) -> Local:
-    name = f"local.{next_object('LocalSGD', registered_id(settings.process_set))}"
-    title = f"the LocalSGD of {type(optimizer).__name__} ({name})"
-    prepare(optimizer, title, settings.process_set, {})
-    wrap(optimizer, Local, title, settings.process_set)
-    optimizer._rounds = Rounds(name, reader_of(optimizer), settings)
-    local: Local = optimizer
-    return local
 
 
 def _whole_number(every: Any) -> int:

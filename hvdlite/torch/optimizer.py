@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -37,8 +35,8 @@ from hvdlite.torch.wrapping import Wrapping, own_step, prepare, wrap
 class Distributed(VirtualStepping, LateStepping):
     """The methods that `DistributedOptimizer` adds to the class of the optimizer.
 
-    A deep copy is distributed, too. The first step compares the parameters of the ranks, and warns
-    (`ReplicasDifferWarning`) if they are not the same.
+    The first step compares the parameters of the ranks, and warns (`ReplicasDifferWarning`) if
+    they are not the same.
     """
 
     _reducer: GradientReducer
@@ -193,17 +191,6 @@ class Distributed(VirtualStepping, LateStepping):
     def _go_on(self) -> None:
         super()._go_on()
         self._reducer.drop_accumulated()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Distributed:
-        plain = self._plain_copy(memo)
-        names = self._reducer.parameter_names.items()
-        copied = {memo[id(param)]: name for param, name in names if id(param) in memo}
-        settings, late = self._reducer.settings, self._late
-        settings = dataclasses.replace(settings, groups=copy.deepcopy(settings.groups, memo))
-        copy_of_this = _distribute(plain, copied, settings, None if late is None else late.late)
-        if self._virtual is not None and copy_of_this._virtual is not None:
-            copy_of_this._virtual.load(self._virtual.state())
-        return copy_of_this
 
 
 def DistributedOptimizer(

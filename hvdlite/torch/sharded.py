@@ -8,9 +8,8 @@ optimizer never sees a part of a parameter, so norms of a tensor keep their mean
 
 from __future__ import annotations
 
-import copy
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -219,11 +218,6 @@ class Sharded(Distributed):
         super().load_state_dict(state_dict)
         self._whole, self._gathered_on, self._gathered = True, None, None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Distributed:
-        copied = _shard(super().__deepcopy__(memo), self._division.of_copies(memo))
-        copied._whole = self._whole
-        return copied
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         if not self._alone and not self._whole:
             raise HvdliteError(
@@ -290,7 +284,12 @@ def ShardedOptimizer(
         check_shareable([param for group in optimizer.param_groups for param in group["params"]])
     distributed = DistributedOptimizer(optimizer, named_parameters, **arguments)
     process_set = distributed._reducer.settings.reduction.process_set
-    return _shard(distributed, Division(process_set, by_host=share_parameters))
+    become(distributed, distributed._wrapped_class)
+    subclass_in_place(distributed, Sharded)
+    sharded: Any = distributed
+    sharded._division = Division(process_set, by_host=share_parameters)
+    sharded._shares_parameters = share_parameters
+    return sharded  # type: ignore[no-any-return]
 
 
 def _check_optimizer(optimizer: Any) -> None:
@@ -308,15 +307,6 @@ def _check_optimizer(optimizer: Any) -> None:
             f"this {kind} {reason} inside step(), where a rank of a ShardedOptimizer has only its "
             f"own; {remedy}"
         )
-
-
-def _shard(distributed: Any, division: Division) -> Sharded:
-    become(distributed, distributed._wrapped_class)
-    subclass_in_place(distributed, Sharded)
-    distributed._division = division
-    distributed._shares_parameters = division.by_host
-    sharded: Sharded = distributed
-    return sharded
 
 
 class Division:
@@ -360,14 +350,6 @@ class Division:
     def updates(self, param: torch.Tensor) -> bool:
         """Return whether this rank updates a parameter: as its owner, or because it has none."""
         return self.owners.get(param, self.place) == self.place
-
-    def of_copies(self, copied: Mapping[int, Any]) -> Division:
-        """Return the same division of deep copies of the parameters, by the memo of `deepcopy`."""
-        other = copy.copy(self)
-        owners = self.owners.items()
-        other.owners = {copied[id(param)]: one for param, one in owners if id(param) in copied}
-        other._loads = list(self._loads)
-        return other
 
 
 class ParameterExchange:

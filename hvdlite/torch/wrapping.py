@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -47,27 +46,20 @@ class Wrapping(torch.optim.Optimizer):  # type: ignore[misc]
     def _go_on(self) -> None:
         """Drop gradients that no step has used, at a boundary of an elastic job."""
 
-    def _plain_copy(self, memo: dict[int, Any]) -> Any:
-        """Copy deeply, as an optimizer of the wrapped class; `memo` then has its parameters."""
-        plain = _plain(_plain_class(type(self)))
-        memo[id(self)] = plain
-        plain.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        return plain
-
-    def __copy__(self) -> Any:
+    def __copy__(self, memo: Any = None) -> NoReturn:
         raise ArgumentError(
-            f"copy.copy() of a distributed {_plain_class(type(self)).__name__} would step the same "
-            "parameters, and reduce no gradients; use copy.deepcopy((model, optimizer))"
+            f"a copy of a distributed {type(self).__name__} would reduce no gradients; copy the "
+            "model, make the optimizer of the copy a distributed one, and give it the state_dict() "
+            "of this one"
         )
 
+    __deepcopy__ = __copy__
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _plain, (_plain_class(type(self)),), self.__getstate__()
-
-
-def _plain_class(kind: Any) -> Any:
-    while issubclass(kind, Wrapping):
-        kind = kind._wrapped_class
-    return kind
+        kind: Any = type(self)
+        while issubclass(kind, Wrapping):
+            kind = kind._wrapped_class
+        return _plain, (kind,), self.__getstate__()
 
 
 def _plain(wrapped_class: Any) -> Any:

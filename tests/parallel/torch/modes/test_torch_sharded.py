@@ -105,17 +105,6 @@ def scenario_hooks_and_gradients_are_those_of_all_parameters() -> None:
     assert seen == [gradients_in(model)] == [5]
 
 
-def scenario_a_deep_copy_trains_on() -> None:
-    ours, theirs = Model(), Model()
-    optimizer = sharded(MAKES["AdamW"], ours)
-    train_on(ours, optimizer, range(2))
-    copied_model, copied = copy.deepcopy((ours, optimizer))
-    train_on(copied_model, copied, range(2, 4))
-    train_on(theirs, distributed(MAKES["AdamW"], theirs), range(4))
-    assert_same_bits(copied_model, theirs)
-    assert len(copied.state) == len(optimizer.state) > 0
-
-
 def scenario_state_dict_needs_consolidate_after_each_step() -> None:
     model = Model()
     optimizer = sharded(MAKES["AdamW"], model)

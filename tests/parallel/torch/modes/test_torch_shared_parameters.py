@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import itertools
 import os
@@ -176,18 +175,6 @@ def scenario_unshared_parameters_can_be_changed() -> None:
     assert "hvdlite parameters" in memory_of(ours.hidden.weight)
     pairs[0][1].unshare_parameters()
     assert "hvdlite parameters" not in memory_of(ours.hidden.weight)
-
-
-def scenario_a_deep_copy_has_memory_of_its_own() -> None:
-    ours, theirs = Model(), Model()
-    optimizer = sharded(MAKES["AdamW"], ours, share_parameters=True)
-    train_on(ours, optimizer, range(2))
-    copied_model, copied = copy.deepcopy((ours, optimizer))
-    train_on(copied_model, copied, range(2, 4))
-    train_on(theirs, distributed(MAKES["AdamW"], theirs), range(2))
-    assert_same_bits(ours, theirs)
-    train_on(ours, optimizer, range(2, 4))
-    assert_same_bits(copied_model, ours)
 
 
 def scenario_a_file_has_the_state_of_all_parameters() -> None:

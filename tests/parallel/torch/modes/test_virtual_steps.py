@@ -373,17 +373,6 @@ def scenario_a_second_elastic_training_does_not_skip_what_the_first_one_did() ->
         train(model, optimizer, loader, epoch=0)
 
 
-def scenario_a_copy_stands_where_its_original_stands() -> None:
-    model, optimizer, loader = tiny()
-    train(model, optimizer, loader)
-    pair = copy.deepcopy((model, optimizer))
-    train(model, optimizer, loader, epoch=1)
-    train(*pair, loader, epoch=0)  # It is done.
-    assert not torch.equal(pair[0].weight, model.weight)
-    train(*pair, loader, epoch=1)
-    assert torch.equal(pair[0].weight, model.weight)
-
-
 def body() -> dict[str, str]:
     torch.set_num_threads(1)
     return run_all(globals())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import gc
 import itertools
@@ -99,15 +98,6 @@ def scenario_a_group_that_another_one_has() -> None:
             second.add_param_group({"params": model[0].parameters()})
         assert len(second.param_groups) == 1
         del first, second
-
-
-def scenario_copies_have_their_own_parameters() -> None:
-    for kind in KINDS.values():
-        model = make_model()
-        optimizer = kind(SGD(model.parameters()))
-        other, copied = copy.deepcopy((model, optimizer))
-        for one, its in ((model, optimizer), (other, copied)):
-            step(one, its)
 
 
 def scenario_process_sets_that_have_no_rank_in_common() -> None:
