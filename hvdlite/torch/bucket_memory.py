@@ -262,10 +262,11 @@ def explain(
 ) -> MismatchError:
     """Return the error that says how the ranks' layouts differ; `cause` if they do not."""
     # All ranks call it when they could not reduce a first bucket.
-    own = [
-        [[one, str(param.dtype).removeprefix("torch."), list(param.shape)] for one, param in bucket]
-        for bucket in buckets
-    ]
+    own = {
+        one: [f"{str(param.dtype).removeprefix('torch.')} {list(param.shape)}", number]
+        for number, bucket in enumerate(buckets)
+        for one, param in bucket
+    }
     said = gather_json([own, list(in_flight)], f"#{name}.layout", process_set)
     wanted = {one for _, names in said.values() for one in names}
     # Operations that not every rank has submitted are ended by an error, so that no rank waits for
@@ -296,37 +297,35 @@ def _start_empty(name: str, tensor: str, process_set: ProcessSet, blocking: bool
     return start_allreduce(name, [spec(tensor, empty, empty)], reduction, empty, blocking)
 
 
-def _difference(layouts: dict[int, list[list[list[object]]]]) -> str | None:
-    kinds: dict[int, dict[str, tuple[object, object]]] = {}
-    for rank, buckets in layouts.items():  # Buckets are in the order of backward.
-        known = [known for bucket in buckets for known in bucket]
-        kinds[rank] = {str(one): (dtype, shape) for one, dtype, shape in reversed(known)}
-    for one in dict.fromkeys(one for kind in kinds.values() for one in kind):
-        having = [rank for rank, kind in kinds.items() if one in kind]
-        lacking = [rank for rank in kinds if rank not in having]
+def _difference(layouts: dict[int, dict[str, list[object]]]) -> str | None:
+    """Say how ranks differ in their parameters, each with its kind and the number of its bucket."""
+    # Buckets are in the order of backward. The text names the first parameter that differs.
+    names = dict.fromkeys(one for layout in layouts.values() for one in reversed(layout))
+    for one in names:
+        having = [rank for rank, layout in layouts.items() if one in layout]
+        lacking = [rank for rank in layouts if rank not in having]
         if lacking:
             return (
                 f"the parameter '{one}' is trained on {ranks_text(having)} and not on "
                 f"{ranks_text(lacking)}; make, freeze, thaw and name parameters alike on every "
                 "rank, and call add_param_group() on all of them"
             )
+    cuts = {
+        rank: [(one, number) for one, (_, number) in layout.items()]
+        for rank, layout in layouts.items()
+    }
     (first, layout), *others = layouts.items()
     for rank, other in others:
-        if _names_in(other) == _names_in(layout):
+        if cuts[rank] == cuts[first]:
             continue
-        for one, (dtype, shape) in kinds[first].items():
-            if kinds[rank][one] != (dtype, shape):
-                there = " ".join(map(str, kinds[rank][one]))
+        for one in names:
+            if layout[one][0] != other[one][0]:
                 return (
-                    f"the parameter '{one}' is {dtype} {shape} on rank {first} and {there} on rank "
-                    f"{rank}; give every rank the same model"
+                    f"the parameter '{one}' is {layout[one][0]} on rank {first} and "
+                    f"{other[one][0]} on rank {rank}; give every rank the same model"
                 )
         return (
             f"rank {first} and rank {rank} put the same parameters into other buckets; give "
             "every rank the same order of parameters, bucket_cap_mb, num_groups and groups"
         )
     return None
-
-
-def _names_in(layout: list[list[list[object]]]) -> list[list[object]]:
-    return [[known[0] for known in bucket] for bucket in layout]

@@ -278,8 +278,6 @@ class Bucket:
         present, sparse, steps = self._flags.read(sent, counts)
         arrived = sent.plain is not None and all(present) and not any(sparse)
         flights = [] if arrived else sent.each(self.params)
-        # All ranks do this, before any of them raises below.
-        masks = self._send_masks(sparse, flights, sent.reduction) if any(sparse) else {}
         self.reset()
         if changed is not None:
             raise HvdliteError(
@@ -296,32 +294,14 @@ class Bucket:
                 elif i in gathered:
                     flight.param.grad = gathered[i]
                 else:
-                    self._arrive(sent, flight, masks.get(i))
-
-    def _send_masks(
-        self, sparse: Sequence[bool], flights: Sequence[InFlight], reduction: Reduction
-    ) -> dict[int, torch.Tensor]:
-        """Reduce the masks of gradients that were not expected to be sparse, and wait."""
-        with torch.no_grad():
-            masks = {
-                i: self._ways.mask_of(i, flight.gradient if flight.present else None)
-                for i, flight in enumerate(flights)
-                if sparse[i]
-            }
-        specs = [spec(f"{self._labels[i]}.mask", mask, mask) for i, mask in masks.items()]
-        start_allreduce(f"{self._name}.masks", specs, reduction, masks, blocking=True).wait()
-        return masks
-
-    def _arrive(self, sent: Sent, flight: InFlight, mask: torch.Tensor | None) -> None:
-        result = sent.by_hand.decompress(flight.target, flight.context)
-        if flight.place is not None:
-            result = flight.place.take(result)
-        if mask is not None:
-            flight.param.grad = self._ways.to_sparse(result, mask)
-        elif flight.present and flight.place is None and result is not flight.gradient:
-            flight.gradient.copy_(result)
-        elif not flight.present or result is not flight.gradient:
-            flight.param.grad = result
+                    result = sent.by_hand.decompress(flight.target, flight.context)
+                    if flight.place is not None:
+                        result = flight.place.take(result)
+                    if sparse[i]:
+                        result = self._ways.to_sparse(i, result)
+                    elif flight.kept and result is not flight.gradient:
+                        result = flight.gradient.copy_(result)
+                    flight.param.grad = result
 
     def reset(self) -> None:
         self._sent = None
@@ -353,6 +333,11 @@ class InFlight:
     @property
     def present(self) -> bool:
         return self.version >= 0
+
+    @property
+    def kept(self) -> bool:
+        """Whether the parameter keeps its own gradient, to which the result is copied."""
+        return self.present and self.place is None
 
     def memory(self) -> tuple[torch.Tensor, ...]:
         """Return tensors that keep alive the memory that the core reads and writes."""

@@ -3,9 +3,8 @@
 A sparse tensor travels as *rows*: it is coalesced, so that each index is sent once, and its indices
 and values are sent by one grouped allgather. A rank without a gradient does not know that the
 gradient would be sparse. So in the first step every gradient travels dense, together with a flag
-that says whether it is sparse. If it is, a *mask* follows, which marks the rows that some rank had,
-because a row of zeros still counts as a row for an optimizer. From the next step on all ranks send
-rows.
+that says whether it is sparse. If it is, it becomes sparse again where it arrives, without rows of
+zeros, and from the next step on all ranks send rows.
 """
 
 from __future__ import annotations
@@ -218,19 +217,6 @@ class SparseWays:
         self._dimensions[position] = round(dimensions)
         self.by_rows.add(position)
 
-    def mask_of(self, position: int, gradient: torch.Tensor | None) -> torch.Tensor:
-        """Return a vector of ones for the rows that this rank's gradient has, zeros elsewhere."""
-        param, rank = self._params[position], self._dimensions[position]
-        mask = torch.zeros(param.shape[:rank], dtype=torch.float32, device=param.device)
-        if gradient is None:
-            return mask
-        if is_sparse(gradient) and gradient.sparse_dim() == rank:
-            mask[tuple(gradient.coalesce().indices())] = 1
-            return mask
-        return (gradient.to_dense() != 0).reshape(*mask.shape, -1).any(-1).float()
-
-    def to_sparse(self, dense: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Convert a gradient that arrived dense to a sparse one with the rows of its mask."""
-        indices = mask.nonzero().t()
-        values = dense[tuple(indices)]
-        return _sparse(indices, values, dense.shape, is_coalesced=True)
+    def to_sparse(self, position: int, dense: torch.Tensor) -> torch.Tensor:
+        """Convert a gradient that arrived dense, and that some rank had as a sparse one."""
+        return dense.to_sparse(self._dimensions[position])
