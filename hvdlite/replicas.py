@@ -124,7 +124,6 @@ class Exchange:
     ) -> None:
         """Send this rank's numbers, each a signed integer of 64 bits."""
         # `blocking` says that the caller calls `finish` at once.
-        self.name = name
         self.uneven = False  # `finish` sets it if some rank sent more or fewer numbers.
         self._process_set = process_set
         self._ranks = list(process_set.ranks)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import weakref
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import torch
 
@@ -17,7 +16,7 @@ from hvdlite.objects import gather_json
 from hvdlite.ops import travels_as
 from hvdlite.process_sets import ProcessSet
 from hvdlite.replicas import ranks_text
-from hvdlite.torch.collectives.submit import Reduction, Submission, start_allreduce
+from hvdlite.torch.collectives.submit import Reduction, start_allreduce
 from hvdlite.torch.collectives.tensors import NUMBER_OF, spec
 
 FIRST_BUCKET_BYTES = 1 << 20  # It is small, so that communication starts early in backward.
@@ -224,7 +223,8 @@ def flags_dtype(wire: torch.dtype) -> torch.dtype:
 # ranks' requests match whatever they train. The request of the first bucket carries a digest of the
 # names in all buckets, as the shape of a tensor without elements: the core compares it when it
 # negotiates the request, and never again while it stays the same. If digests differ, that bucket is
-# a MismatchError on every rank, and `explain` finds the difference.
+# a MismatchError on every rank, and `other_layout` finds the difference. Other buckets may then be
+# in flight on some ranks alone, and nobody waits for them.
 
 
 def digest(buckets: Sequence[Sequence[str]]) -> int:
@@ -248,53 +248,36 @@ def layout_spec(
     )
 
 
-def differs(error: HvdliteError) -> TypeGuard[MismatchError]:
+def differs(error: HvdliteError) -> bool:
     """Return whether all ranks got this error of a first bucket, so that all of them explain it."""
     return isinstance(error, MismatchError) and not isinstance(error, DeadlockError)
 
 
-def explain(
-    name: str,
-    buckets: Sequence[Sequence[tuple[str, torch.Tensor]]],
-    in_flight: Sequence[str],
-    process_set: ProcessSet,
-    cause: MismatchError,
-) -> MismatchError:
-    """Return the error that says how the ranks' layouts differ; `cause` if they do not."""
+def other_layout(
+    name: str, buckets: Sequence[Sequence[tuple[str, torch.Tensor]]], process_set: ProcessSet
+) -> MismatchError | None:
+    """Return the error that says how the ranks' layouts differ; None if they do not."""
     # All ranks call it when they could not reduce a first bucket.
     own = {
         one: [f"{str(param.dtype).removeprefix('torch.')} {list(param.shape)}", number]
         for number, bucket in enumerate(buckets)
         for one, param in bucket
     }
-    said = gather_json([own, list(in_flight)], f"#{name}.layout", process_set)
-    wanted = {one for _, names in said.values() for one in names}
-    # Operations that not every rank has submitted are ended by an error, so that no rank waits for
-    # them and the world goes on.
-    missing = sorted(wanted - {f"{name}.0", *in_flight})
-    handles = [_start_empty(one, one, process_set, blocking=False) for one in missing]
-    for handle in handles:
-        with contextlib.suppress(HvdliteError):
-            handle.wait()
-    text = _difference({rank: layout for rank, (layout, _) in said.items()})
-    return cause if text is None else MismatchError(f"'{name}': {text}")
+    text = _difference(gather_json(own, f"#{name}.layout", process_set))
+    return None if text is None else MismatchError(f"'{name}': {text}")
 
 
 def meet_without_parameters(name: str, process_set: ProcessSet) -> None:
     """Meet the owner's first bucket without parameters; raise if other ranks train something."""
+    empty = torch.empty(0, device="cpu")  # No other rank has a tensor of this shape.
+    specs = [spec(f"{name}.layout", empty, empty)]
+    reduction = Reduction(ops.Sum, process_set=process_set)
     try:
-        _start_empty(f"{name}.0", f"{name}.layout", process_set, blocking=True).wait()
+        start_allreduce(f"{name}.0", specs, reduction, empty, blocking=True).wait()
     except MismatchError as error:
         if not differs(error):
             raise
-        raise explain(name, [], [], process_set, error) from None
-
-
-def _start_empty(name: str, tensor: str, process_set: ProcessSet, blocking: bool) -> Submission:
-    """Submit an operation with a shape that no other rank has, so that it ends by an error."""
-    empty = torch.empty(0, device="cpu")
-    reduction = Reduction(ops.Sum, process_set=process_set)
-    return start_allreduce(name, [spec(tensor, empty, empty)], reduction, empty, blocking)
+        raise other_layout(name, [], process_set) or error from None
 
 
 def _difference(layouts: dict[int, dict[str, list[object]]]) -> str | None:

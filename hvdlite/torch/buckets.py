@@ -143,12 +143,6 @@ class Bucket:
     def submitted(self) -> bool:
         return self._sent is not None
 
-    @property
-    def operations(self) -> list[str]:
-        if self._sent is None:
-            return []
-        return [self._name] if self._sent.rows is None else [self._name, f"{self._name}.rows"]
-
     def begin_anew(self) -> None:
         """Let all gradients travel dense next, because some ranks have missed steps."""
         self._ways.begin_anew()

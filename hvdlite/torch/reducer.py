@@ -20,7 +20,7 @@ from hvdlite.errors import CollectiveError, HvdliteError, UnreducedGradientsWarn
 from hvdlite.optimizers import check_finite, check_passes, finite_level
 from hvdlite.process_sets import ProcessSet, member_id
 from hvdlite.rendezvous import epochs
-from hvdlite.torch.bucket_memory import differs, explain, meet_without_parameters
+from hvdlite.torch.bucket_memory import differs, meet_without_parameters, other_layout
 from hvdlite.torch.buckets import Bucket, GradientExchange, Weight
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import is_finite
@@ -275,8 +275,9 @@ class GradientReducer:
                 try:
                     bucket.finish(self._weight != 0, dropped)
                 except HvdliteError as error:
-                    explained = self._explain(bucket, error)
-                    failure = failure or explained
+                    if bucket is self._buckets[0] and differs(error):
+                        self._refuse_other_layout()
+                    failure = failure or error
         try:
             differing = self._replicas.finish()
         except HvdliteError as error:
@@ -292,17 +293,13 @@ class GradientReducer:
                 self._gradients[id(param)] = weakref.ref(param.grad)
         warn(differing)
 
-    def _explain(self, bucket: Bucket, error: HvdliteError) -> HvdliteError:
-        """Say why buckets differ; all ranks take part, with another failure, too."""
-        if bucket is not self._buckets[0] or not differs(error):
-            return error
+    def _refuse_other_layout(self) -> None:
+        """Raise if ranks have other buckets; all ranks take part, with another failure, too."""
         named = [one.named_parameters for one in self._buckets]
-        in_flight = [name for one in self._buckets for name in one.operations]
-        in_flight += self._replicas.operations
-        self._replicas.begin_anew()
-        # The next update forms the buckets anew: their state is not the same on all ranks.
-        self._watched.params = []
-        return explain(self.name, named, in_flight, self.settings.reduction.process_set, error)
+        error = other_layout(self.name, named, self.settings.reduction.process_set)
+        if error is not None:
+            self._end_cycle()
+            raise error
 
     def _end_cycle(self) -> None:
         for bucket in self._buckets:
@@ -334,7 +331,6 @@ class GradientReducer:
         self._open_cycle()
         self._reduce_now()
         if self.takes_part and not self._buckets:
-            self._replicas.begin_anew()  # The other ranks do so if they train something.
             meet_without_parameters(self.name, self.settings.reduction.process_set)
 
     def _all_reduced(self) -> bool:

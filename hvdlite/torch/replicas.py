@@ -46,8 +46,7 @@ class ReplicaCheck:
     that no rank waits for it.
     """
 
-    # After a step in which the ranks' parameters did not match, call `begin_anew` on all ranks. It
-    # is not thread-safe. Only members of the process set call the methods, all in the same steps.
+    # Only members of the process set call the methods, in one thread, and all in the same steps.
 
     def __init__(self, name: str, process_set: ProcessSet) -> None:
         self._name = name  # The name is unique on this rank.
@@ -76,10 +75,6 @@ class ReplicaCheck:
             f"#{self._name}.parameters", named, word_sums(params), self._process_set, blocking=False
         )
 
-    @property
-    def operations(self) -> list[str]:
-        return [] if self._comparison is None else [self._comparison.name]
-
     def finish(self) -> str | None:
         """Wait for the comparison; return this rank's warning, or raise on all ranks."""
         comparison = self._comparison
@@ -93,11 +88,6 @@ class ReplicaCheck:
         where = set_text(self._process_set)
         advice = f"call hvd.broadcast_parameters(model.state_dict(), {where}) before training"
         return divergence.warning(f"'{self._name}'", advice)
-
-    def begin_anew(self) -> None:
-        """Compare again in the next step, because some ranks may have had nothing to compare."""
-        # The reducer calls this on all ranks when layouts do not match, which is an error on each.
-        self._compared_after = -1
 
     def forget(self) -> None:
         self._comparison = None
