@@ -37,7 +37,7 @@ from hvdlite.torch.gradient_hooks import reader_of
 from hvdlite.torch.optimizer import Distributed
 from hvdlite.torch.replicas import ReplicaCheck, warn
 from hvdlite.torch.virtual.steps import refuse_with_virtual_size
-from hvdlite.torch.wrapping import Wrapping, own_step, prepare, refuse_evaluating, wrap
+from hvdlite.torch.wrapping import Wrapping, own_step, refuse_evaluating, wrap
 
 _KEY = "hvdlite.local_sgd"
 
@@ -185,8 +185,7 @@ def LocalSGD(
     _check_optimizer(optimizer, settings)
     name = f"local.{next_object('LocalSGD', registered_id(process_set))}"
     title = f"the LocalSGD of {type(optimizer).__name__} ({name})"
-    prepare(optimizer, title, process_set, {})
-    wrap(optimizer, Local, title, process_set)
+    wrap(optimizer, Local, title, process_set, {})
     local: Any = optimizer
     local._rounds = Rounds(name, reader_of(local), settings)
     return local  # type: ignore[no-any-return]

@@ -29,7 +29,7 @@ from hvdlite.torch.virtual.steps import (
     reduction_of_virtual_ranks,
     refuse_with_virtual_size,
 )
-from hvdlite.torch.wrapping import Wrapping, own_step, prepare, wrap
+from hvdlite.torch.wrapping import Wrapping, own_step, wrap
 
 
 class Distributed(VirtualStepping, LateStepping):
@@ -293,15 +293,13 @@ def _distribute(
     number = next_object(kind, registered_id(process_set))
     name = f"{kind}.{number}" if number else kind
     title = f"the DistributedOptimizer of {type(optimizer).__name__} ({name})"
-    prepare(optimizer, title, process_set, names)
     exchange = GradientExchange(name, settings)
     if is_adasum:
         exchange = DeltaExchange(name, settings, isinstance(optimizer, torch.optim.LBFGS))
     if late is not None:
         exchange = LateExchange(name, settings, late)
-    reducer = GradientReducer(exchange, reader_of(optimizer), names, title)
-    wrap(optimizer, Distributed, title, process_set)
-    optimizer._reducer = reducer
+    wrap(optimizer, Distributed, title, process_set, names)
+    reducer = optimizer._reducer = GradientReducer(exchange, reader_of(optimizer), names, title)
     if settings.virtual_size is not None:
         optimizer._virtual = VirtualSteps(reducer, settings.virtual_size)
     distributed: Distributed = optimizer

@@ -1,4 +1,4 @@
-"""What makes an optimizer one of hvdlite, in place: `prepare`, `wrap`, and the base of mixins."""
+"""What makes an optimizer one of hvdlite, in place: `wrap`, and the base of mixins."""
 
 from __future__ import annotations
 
@@ -30,18 +30,16 @@ class Wrapping(torch.optim.Optimizer):  # type: ignore[misc]
             ArgumentError: another optimizer of hvdlite has one of them.
         """
         super().add_param_group(param_group)
-        if "_made_as" not in vars(self):
-            return  # It is being made.
         groups = self.__dict__["param_groups"]
         title, process_set = self._made_as
         try:
-            refuse_second(self, title, process_set, {}, groups[-1:])
+            _refuse_second(self, title, process_set, {}, groups[-1:])
         except ArgumentError:
             groups.pop()
             raise
 
     def _grouped_parameters(self) -> list[torch.Tensor]:
-        return [param for group in self.param_groups for param in group["params"]]
+        return [param for group in vars(self)["param_groups"] for param in group["params"]]
 
     def _go_on(self) -> None:
         """Drop gradients that no step has used, at a boundary of an elastic job."""
@@ -70,27 +68,29 @@ def _plain(wrapped_class: Any) -> Any:
 _made: weakref.WeakValueDictionary[int, Wrapping] = weakref.WeakValueDictionary()
 
 
-def prepare(
-    optimizer: Any, title: str, process_set: ProcessSet, names: Mapping[torch.Tensor, str]
+def wrap(
+    optimizer: Any,
+    mixin: type[Wrapping],
+    title: str,
+    process_set: ProcessSet,
+    names: Mapping[torch.Tensor, str],
 ) -> None:
-    """Raise if an optimizer cannot be wrapped, or another of hvdlite has one of its parameters."""
+    """Put a mixin before the class of an optimizer, or raise; messages call it by the title."""
     # It also removes the `step` by which a scheduler notices calls.
-    refuse_second(optimizer, title, process_set, names, vars(optimizer)["param_groups"])
-    step = vars(optimizer).pop("step", None)
+    own = vars(optimizer)
+    _refuse_second(optimizer, title, process_set, names, own["param_groups"])
+    step = own.pop("step", None)
     if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
         raise ArgumentError(
             f"step() of this {type(optimizer).__name__} was replaced by {step!r}; "
             "make it a DistributedOptimizer before that"
         )
-
-
-def wrap(optimizer: Any, mixin: type[Wrapping], title: str, process_set: ProcessSet) -> None:
     subclass_in_place(optimizer, mixin)
     optimizer._made_as = title, process_set
     _made[id(optimizer)] = optimizer
 
 
-def refuse_second(
+def _refuse_second(
     optimizer: Any,
     title: str,
     process_set: ProcessSet,
@@ -121,7 +121,7 @@ def _shared(
         title, process_set = other._made_as
         if other is optimizer or not process_set.included():
             continue
-        for param in (param for group in vars(other)["param_groups"] for param in group["params"]):
+        for param in other._grouped_parameters():
             if param in params:
                 known = {**getattr(other, "_parameter_names", {}), **names}
                 return title, known.get(param, f"a parameter of shape {tuple(param.shape)}")
