@@ -214,18 +214,13 @@ class Bucket:
         sent.handle = start_allreduce(self._name, specs, sent.reduction, keep, blocking)
 
     def _leave(self, sent: Sent, position: int) -> InFlight:
+        """Return this rank's gradient, or zeros, with the tensor to send for it."""
         param = self.params[position]
+        gradient = param.grad
+        present = gradient is not None
         if position in self._ways.by_rows:
-            gradient, wire = param.grad, self._ways.rows_of(position)
-            version = -1 if gradient is None else gradient._version
-            gradient = wire if gradient is None else gradient
-            return InFlight(param, gradient, version, address_of(gradient), wire, None, wire)
-        return self._compress(sent, self._own(position))
-
-    def _own(self, position: int) -> InFlight:
-        """Return this rank's gradient, or zeros, as a dense tensor that can be sent."""
-        param = self.params[position]
-        gradient, version = param.grad, -1
+            rows = self._ways.rows_of(position)
+            return InFlight(param, gradient if present else rows, rows, present)
         place = None if self._places is None else self._places.gradients[position]
         if place is not None and not place.suits(param):
             place = None
@@ -233,26 +228,17 @@ class Bucket:
             gradient = place.view.zero_()
         elif gradient is None:
             gradient = torch.zeros_like(param, memory_format=torch.contiguous_format)
-        else:
-            if gradient.layout != torch.strided and self._ways.as_dense:
-                # The gradient becomes dense permanently.
-                gradient = param.grad = gradient.to_dense()
-            version = gradient._version
+        elif gradient.layout != torch.strided and self._ways.as_dense:
+            # The gradient becomes dense permanently.
+            gradient = param.grad = gradient.to_dense()
         sparse = is_sparse(gradient)
         dense = gradient.coalesce().to_dense() if sparse else gradient
         check(dense, self._names[position])
         if lies_otherwise(dense):
             dense = dense.resolve_conj().resolve_neg()
-        address = address_of(gradient)
-        return InFlight(param, gradient, version, address, dense, None, dense, sparse, place)
-
-    def _compress(self, sent: Sent, flight: InFlight) -> InFlight:
-        dense, place = flight.wire, flight.place
-        if place is not None:
-            dense = place.wire(dense)
-        wire, flight.context = sent.by_hand.compress(dense)
-        flight.wire = wire.contiguous()
-        flight.target = flight.wire
+        flight = InFlight(param, gradient, dense, present, sparse, place)
+        wire, flight.context = sent.by_hand.compress(dense if place is None else place.wire(dense))
+        flight.wire = flight.target = wire.contiguous()
         if place is not None and place.takes(flight.wire):
             flight.target = place.memory
         return flight
@@ -312,21 +298,25 @@ class Bucket:
             )
 
 
-@dataclass
 class InFlight:
-    param: torch.Tensor
-    gradient: torch.Tensor  # It is the parameter's own gradient, or zeros.
-    version: int  # It is `gradient._version` at submission; -1 if the parameter had no gradient.
-    address: int  # Its memory had this address at submission.
-    wire: torch.Tensor  # This tensor is reduced; it may be `gradient` itself.
-    context: Any  # The compressor made it.
-    target: torch.Tensor  # The core writes the result here; it is most often `wire`.
-    sparse: bool = False  # The gradient is sparse, and travels dense.
-    place: Place | None = None  # It is the part of the gradient memory for `grad`.
-
-    @property
-    def present(self) -> bool:
-        return self.version >= 0
+    def __init__(
+        self,
+        param: torch.Tensor,
+        gradient: torch.Tensor,
+        wire: torch.Tensor,
+        present: bool = True,
+        sparse: bool = False,
+        place: Place | None = None,
+    ) -> None:
+        self.param = param
+        self.gradient = gradient  # It is the parameter's own gradient if it has one, or zeros.
+        self.wire = wire  # This tensor is reduced; it may be `gradient` itself.
+        self.target = wire  # The core writes the result here.
+        self.context: Any = None  # The compressor made it.
+        self.present = present  # The parameter has a gradient.
+        self.sparse = sparse  # The gradient is sparse, and travels dense.
+        self.place = place  # It is the part of the gradient memory for `grad`.
+        self._submitted_as = gradient._version, address_of(gradient)
 
     @property
     def kept(self) -> bool:
@@ -342,8 +332,8 @@ class InFlight:
     def untouched(self) -> bool:
         if not self.present:
             return self.param.grad is None
-        same: bool = self.param.grad is self.gradient and self.gradient._version == self.version
-        return same and address_of(self.gradient) == self.address
+        now = self.gradient._version, address_of(self.gradient)
+        return self.param.grad is self.gradient and now == self._submitted_as
 
 
 def address_of(gradient: torch.Tensor) -> int:
@@ -375,7 +365,7 @@ class Sent:
         if self.plain is None:
             return self.flights
         pairs = zip(params, self.plain.gradients, strict=True)
-        return [InFlight(p, g, g._version, g.data_ptr(), g, None, g) for p, g in pairs]
+        return [InFlight(param, gradient, gradient) for param, gradient in pairs]
 
 
 STEPS = 8  # Step numbers are modulo this: few, so that rounding of 16-bit floats does not matter.
