@@ -82,6 +82,9 @@ class Distributed(VirtualStepping, LateStepping):
     def skip_synchronize(self) -> Iterator[None]:
         """Make `step` use the gradients as they are; scripts for Horovod do so after synchronize().
 
+        Raises:
+            ArgumentError: with op=hvd.Adasum `step` combines updates, not gradients.
+
         Example:
             >>> optimizer.synchronize()
             >>> with optimizer.skip_synchronize():
