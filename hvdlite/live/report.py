@@ -17,8 +17,7 @@ import signal
 import sys
 import threading
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from importlib.resources import files
@@ -417,13 +416,11 @@ def _bar(rank: RankFigures, columns: int) -> str:
 
 
 def _speed(record: Record) -> list[str]:
-    """Draw the speed over time, and each event as a mark."""
-    if record.figures is None:
-        return []
-    title, points = speeds(record.history)
-    said = [f"{number(rate)} at {clock(at - record.origin)}" for at, rate in points]
+    """Draw the speed over time, and each event as a mark; nothing in the first seconds."""
+    points = speeds(record.history)
     if len(points) < 2:
-        return [*_figure(title, "after some seconds"), "</figure>"]
+        return []
+    said = [f"{number(rate)} at {clock(at - record.origin)}" for at, rate in points]
     begin, end = points[0][0], points[-1][0]
     most = max(rate for _, rate in points) or 1.0
 
@@ -432,11 +429,13 @@ def _speed(record: Record) -> list[str]:
 
     marks = [event.time for event in record.events if begin <= event.time <= end]
     line = " ".join(f"{x(at)},{_HEIGHT * (1 - rate / most):.1f}" for at, rate in points)
+    now = said[-1] + ' <i class="key event"></i>event' * bool(marks)
     return [
-        *_figure(title, said[-1] + ' <i class="key event"></i>event' * bool(marks)),
+        '<figure class="box"><figcaption>',
+        f'<b>Steps a second</b> <span class="small">{now}</span></figcaption>',
         '<div class="plot"><div class="scale">',
         *(f"<span>{text}</span>" for text in (number(most), number(most / 2), "0")),
-        f'</div><svg role="img" aria-label="{title}, over time" {_VIEW}>',
+        f'</div><svg role="img" aria-label="Steps a second, over time" {_VIEW}>',
         *(f'<path class="grid" d="M0 {y}H{_WIDTH}"/>' for y in (0, _HEIGHT / 2, _HEIGHT)),
         f'<polyline points="{line}"/>',
         *(f'<path class="event" d="M{x(at)} 0V{_HEIGHT}"/>' for at in marks),
@@ -449,46 +448,20 @@ def _speed(record: Record) -> list[str]:
     ]
 
 
-def _figure(title: str, now: str) -> list[str]:
-    caption = f'<b>{title}</b> <span class="small">{now}</span>'
-    return ['<figure class="box">', f"<figcaption>{caption}</figcaption>"]
+def speeds(history: Mapping[int, Sequence[Sample]]) -> list[tuple[float, float]]:
+    """Return the steps a second that `Run.history()` tells, in at most `_MOST_POINTS` intervals.
 
-
-def speeds(history: Mapping[int, Sequence[Sample]]) -> tuple[str, list[tuple[float, float]]]:
-    """Return what `Run.history()` tells of the speed, in at most `_MOST_POINTS` intervals.
-
-    That is a title, and of each interval its end, in seconds of rank 0's clock, and how many
-    samples or steps there were a second in it.
+    Each has its end, in seconds of rank 0's clock, and its speed.
     """
-    points = next(
-        (samples for samples in history.values() if samples[-1].steps is not None),
-        next(iter(history.values()), ()),
-    )
+    told = next((samples for samples in history.values() if samples[-1].steps is not None), [])
+    points = [(one.time, one.steps.count if one.steps is not None else 0) for one in told]
     apart = max(1, -(-(len(points) - 1) // _MOST_POINTS))
     kept = points[::-1][::apart][::-1]  # The newest one stays.
-    title, counts = "Samples a second", _samples(history.values(), [point.time for point in kept])
-    if not any(counts):
-        title = "Steps a second"
-        counts = [point.steps.count if point.steps is not None else 0 for point in kept]
-    told = zip(pairwise(kept), pairwise(counts), strict=True)
-    return title, [
-        (last.time, (after - before) / (last.time - first.time))
-        for (first, last), (before, after) in told
-        if last.time > first.time
+    return [
+        (time, (count - before) / (time - since))
+        for (since, before), (time, count) in pairwise(kept)
+        if time > since
     ]
-
-
-def _samples(history: Iterable[Sequence[Sample]], times: Sequence[float]) -> list[float]:
-    """Return how many samples all ranks had at each time, which may lie between two lines."""
-    sums = [0.0] * len(times)
-    for points in history:
-        said = [point.time for point in points]
-        for i, at in enumerate(times):
-            after = bisect_left(said, at)
-            one, other = points[max(0, after - 1)], points[min(after, len(points) - 1)]
-            share = (at - one.time) / (other.time - one.time) if other is not one else 0.0
-            sums[i] += one.samples + min(1.0, max(0.0, share)) * (other.samples - one.samples)
-    return sums
 
 
 def _events(record: Record) -> list[str]:

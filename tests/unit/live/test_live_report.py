@@ -82,7 +82,7 @@ def test_the_answer_stands_on_top_and_all_is_well_formed() -> None:
         "num_workers=",
         "means of the job",
         "straggler: 20 ms late in data or forward, 100 % of steps",
-        "Samples a second",
+        "Steps a second",
     ):
         assert words in reader.text, words
     assert reader.text.index("holds the others up") < reader.text.index("Ranks")
@@ -124,7 +124,6 @@ def test_a_short_job_has_a_report(seconds: int) -> None:
     reader = Reader(page(make_record(make_run(seconds))))
     assert reader.open == []
     assert reader.tags.count("svg") == (seconds > 2)
-    assert ("after some seconds" in reader.text) == (seconds < 3)
 
 
 def test_the_curve_of_the_speed_falls_to_zero_where_there_was_no_step() -> None:
@@ -132,9 +131,8 @@ def test_the_curve_of_the_speed_falls_to_zero_where_there_was_no_step() -> None:
     for second in (6, 7, 8):
         for last in run.latest():
             run.add(dataclasses.replace(last, time=100.0 + second), 50.0 + second)
-    title, points = report.speeds(run.history())
-    assert title == "Samples a second"
-    assert [rate for _, rate in points] == pytest.approx([640] * 4 + [0] * 3)
+    speeds = [speed for _, speed in report.speeds(run.history())]
+    assert speeds == pytest.approx([10] * 4 + [0] * 3)
     assert "<title>0 at 0:00:08</title>" in page(make_record(run, None))
 
 
