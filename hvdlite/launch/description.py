@@ -9,7 +9,7 @@ from typing import Any
 
 from hvdlite.errors import ArgumentError
 from hvdlite.launch.channels import RemoteLauncher, Ssh
-from hvdlite.launch.hosts import Host, HostProvider, threads_per_rank
+from hvdlite.launch.hosts import Host, HostProvider
 from hvdlite.launch.output import MakeViewer
 from hvdlite.launch.process import kept_memory, thread_caps
 from hvdlite.launch.report import Failure
@@ -172,19 +172,6 @@ class Outcome:
     results: Mapping[int, bytes]
     # The keys of `results` in rank order: those of the last epoch in an elastic job.
     order: tuple[int, ...] = ()
-
-
-def share_cores(
-    ranks: Mapping[str, int], cores: Mapping[str, int]
-) -> tuple[dict[str, int], list[str]]:
-    # Returns the number of threads per rank, by host; and texts about that, one for equal hosts.
-    threads = {name: threads_per_rank(cores[name], count) for name, count in ranks.items()}
-    said: dict[str, list[str]] = {}
-    for name, count in ranks.items():
-        said.setdefault(threads_text(threads[name], cores[name], count), []).append(name)
-    if len(said) == 1:
-        return threads, list(said)
-    return threads, [f"{text} on {', '.join(names)}" for text, names in said.items()]
 
 
 def threads_text(threads: int, cores: int, ranks: int) -> str:

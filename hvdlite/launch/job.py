@@ -22,8 +22,8 @@ from hvdlite.compat import on_path
 from hvdlite.errors import ArgumentError
 from hvdlite.launch.agents import Agents, Pulse, RemoteHost, rendezvous_address
 from hvdlite.launch.console import Console
-from hvdlite.launch.description import Description, Outcome, share_cores
-from hvdlite.launch.hosts import Host, Start, is_here, place_as, spread
+from hvdlite.launch.description import Description, Outcome, threads_text
+from hvdlite.launch.hosts import Host, Start, is_here, place_as, spread, threads_per_rank
 from hvdlite.launch.loop import GRACE, AnyRank, SignalInbox
 from hvdlite.launch.output import View
 from hvdlite.launch.process import (
@@ -75,7 +75,7 @@ class Job(Policy):
         hosts = {host.name: host for host in what.hosts}
         self._names = list(dict.fromkeys(start.host for start in self.starts))
         self.elsewhere = [name for name in self._names if name in hosts and not _here(hosts[name])]
-        self._threads: Mapping[str, int] = {}
+        self._threads: dict[str, int] = {}
         self._torch_master: Mapping[str, str] = {}
         self._store: Store
         self._view = view
@@ -129,11 +129,13 @@ class Job(Policy):
 
     def choose_threads(self) -> None:
         cores = {host.name: int(host.hello["cores"]) for host in self.agents.present}
-        self._threads, texts = share_cores(
-            Counter(start.host for start in self.starts),
-            {name: cores.get(name, available_cores()) for name in self._names},
-        )
-        self.say_threads(*texts)
+        said: dict[str, list[str]] = {}  # by text, the hosts of which it is true
+        for name, ranks in Counter(start.host for start in self.starts).items():
+            there = cores.get(name, available_cores())
+            self._threads[name] = threads_per_rank(there, ranks)
+            said.setdefault(threads_text(self._threads[name], there, ranks), []).append(name)
+        for text, names in said.items():
+            self.say_threads(text if len(said) == 1 else f"{text} on {', '.join(names)}")
 
     def threads(self, host: str) -> int:
         return self._threads[host]
@@ -242,11 +244,10 @@ class Job(Policy):
             live=what.live,
         )
 
-    def say_threads(self, *texts: str) -> None:
+    def say_threads(self, text: str) -> None:
         """Say how many threads the processes get, unless the user chose."""
         if thread_caps(self.what.environment, 1):
-            for text in texts:
-                self.console.say(f"{text}; set OMP_NUM_THREADS to choose")
+            self.console.say(f"{text}; set OMP_NUM_THREADS to choose")
 
 
 def _here(host: Host) -> bool:
