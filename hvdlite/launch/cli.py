@@ -29,7 +29,6 @@ from hvdlite.launch.node import run_node, this_node
 from hvdlite.launch.output import MakeViewer
 from hvdlite.launch.process import STDERR, STDOUT, without_outer_job
 from hvdlite.launch.run import run_job
-from hvdlite.live.run import Viewer
 from hvdlite.rendezvous.descriptors import explained
 
 _COLUMNS_OF_PREFIX = 6
@@ -380,31 +379,21 @@ _LONGEST_END = 1.0  # seconds that the launcher waits for a slow terminal
 
 
 def viewers(options: argparse.Namespace, environment: Mapping[str, str]) -> list[MakeViewer]:
-    found: list[MakeViewer] = []
+    found: list[MakeViewer] = []  # Ordinary jobs have none, and do not wait for these imports.
     if options.live:
+        from hvdlite.live.screen import Screen
+
         rows = environment.get("TERM", "dumb") != "dumb"
-        found.append(partial(_screen, rows=rows, colour=not environment.get("NO_COLOR")))
+        colour = not environment.get("NO_COLOR")
+        found.append(lambda console: Screen(console, rows, colour))
     if options.report is not None:
-        found.append(_report(options.report))
+        from hvdlite.live.report import Report, check_path
+
+        check_path(options.report)
+        found.append(lambda console: Report(options.report, partial(_say_last, console)))
     return found
 
 
-def _report(path: Path) -> MakeViewer:
-    from hvdlite.live.report import Report, check_path  # Ordinary jobs have none.
-
-    check_path(path)
-
-    def make(console: Console) -> Viewer:
-        def say_last(text: str) -> None:
-            console.say(text)
-            console.drained(_LONGEST_END)
-
-        return Report(path, say_last)
-
-    return make
-
-
-def _screen(console: Console, rows: bool, colour: bool) -> Viewer:
-    from hvdlite.live.screen import Screen  # Ordinary jobs have none.
-
-    return Screen(console, rows, colour)
+def _say_last(console: Console, text: str) -> None:
+    console.say(text)
+    console.drained(_LONGEST_END)
