@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -84,12 +84,7 @@ class EmitRequest:
 
 def emit(kind: str, request: EmitRequest) -> str:
     """Describe a job; raise ArgumentError if this kind of software cannot run it as it is."""
-    kinds: Mapping[str, Callable[[EmitRequest], str]] = {
-        "slurm": slurm,
-        "job": job,
-        "jobset": jobset,
-        "trainjob": trainjob,
-    }
+    kinds = {one.__name__: one for one in (slurm, job, jobset, trainjob)}
     return kinds[kind](request)
 
 
