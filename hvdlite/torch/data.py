@@ -202,7 +202,8 @@ class DistributedSampler(torch.utils.data.DistributedSampler):  # type: ignore[m
         self._closed = closed
         self._segment = Segment(samples, workers)
         self.num_replicas, self.num_samples = len(workers), self._segment.share
-        self.padded, self.total_size = self._segment.padded, samples + self._segment.padded
+        self.total_size = self.num_samples * self.num_replicas
+        self.padded = self.total_size - samples
 
     def _own_indices(self) -> list[int]:
         order = self._make_order()
@@ -405,7 +406,7 @@ class ElasticSampler(DistributedSampler):
     def processed_num(self) -> int:
         """How many samples of the epoch are done, by all ranks together."""
         self._segment.settle()
-        return len(self.dataset) - self._segment.samples + self._segment.processed
+        return len(self.dataset) - left_over(self._segment.samples, [tuple(self._segment.done)])
 
     @property
     def processed_indices(self) -> set[int]:
@@ -536,18 +537,9 @@ def remaining(order: Sequence[int], closed: Sequence[Done]) -> list[int]:
 def left_over(samples: int, closed: Sequence[Done]) -> int:
     """Return how many of the samples `remaining` returns, without the order."""
     for done in closed:
-        samples -= _done_once(samples, done)
+        own = [len(range(replica, samples, len(done))) for replica in range(len(done))]
+        samples -= sum(map(min, own, done))
     return samples
-
-
-def _done_once(samples: int, done: Sequence[int]) -> int:
-    """Count the samples that are done, without the padding."""
-    return sum(min(one, _own(samples, len(done), s)) for s, one in enumerate(done))
-
-
-def _own(samples: int, replicas: int, replica: int) -> int:
-    """Count the positions that a replica gets, without the padding."""
-    return (samples - replica + replicas - 1) // replicas
 
 
 def take(
@@ -620,16 +612,6 @@ class Segment:
         """How many samples each replica gets, with the padding."""
         return -(-self.samples // len(self.workers))
 
-    @property
-    def padded(self) -> int:
-        """How many samples are repeated so that all replicas get equally many."""
-        return self.share * len(self.workers) - self.samples
-
-    @property
-    def processed(self) -> int:
-        """How many samples are done, without the padding."""
-        return _done_once(self.samples, self.done)
-
     def begin(self) -> None:
         """Note that the loop over the samples begins after the steps that have ended now."""
         if self._before is None:
@@ -676,7 +658,7 @@ class Segment:
         reached = self.done[replica] or self.share
         missed: dict[int, int] = {}
         for other, worker in enumerate(self.workers):
-            own = _own(self.samples, len(self.workers), other)
+            own = len(range(other, self.samples, len(self.workers)))
             behind = min(reached, own) - self.done[other]
             if worker not in workers and behind > 0:
                 missed[worker] = behind
