@@ -54,13 +54,12 @@ class Group:
         self.knows_workers = False
         self._client: Client | None = None
         self._store: StoreClient | None = None
-        self._watched = Watched()
         try:
             if self.serves:
                 self._store = self._reach_store()
             else:
                 self._client = _reach_servers(environment, self._job)
-                self._show(self._watched)
+                self._show(Watched())
         except BaseException:
             self._open.close()
             raise

@@ -415,14 +415,13 @@ class Rounds:
         }
         said = gather_json([self.steps, self._moved, mine], name, settings.process_set)
         for rank, (_, _, theirs) in said.items():
-            different = [key for key in mine if mine[key] != theirs[key]]
-            if different:
-                key = different[0]
-                raise MismatchError(
-                    f"'{self.name}': rank {rank} has {key}={theirs[key]} and rank "
-                    f"{basics.rank()} has {key}={mine[key]}; make the optimizer of local SGD alike "
-                    "on all ranks"
-                )
+            for key, own in mine.items():
+                if own != theirs[key]:
+                    raise MismatchError(
+                        f"'{self.name}': rank {rank} has {key}={theirs[key]} and rank "
+                        f"{basics.rank()} has {key}={own}; make the optimizer of local SGD alike "
+                        "on all ranks"
+                    )
         steps = {rank: count for rank, (count, _, _) in said.items()}
         return steps, any(moved for _, moved, _ in said.values())
 
