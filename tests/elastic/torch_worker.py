@@ -17,8 +17,8 @@ from plans import Faults, Journal, Plan, read_plan, watch_membership_thread, wat
 import hvdlite.torch as hvd
 from hvdlite.errors import UnreducedGradientsWarning
 from hvdlite.rendezvous import epochs
+from hvdlite.torch import local_sgd
 from hvdlite.torch.buckets import Bucket
-from hvdlite.torch.local_sgd import _Mean as Mean
 
 BATCH, BUCKETS, SAMPLES = 4, 5, 204
 PARTS = 12  # the gradient of a sample, divided by any number of ranks up to 4
@@ -92,13 +92,14 @@ class Trainer:
         Descent.come_to = staticmethod(self.come_to)
         base = Descent(self.model.parameters(), lr=1.0)
         if self.plan.op == "local":
-            receive = Mean.wait
+            start = local_sgd.start_reducing
 
-            def receiving(mean: Mean) -> Any:
+            def starting(*arguments: Any, **options: Any) -> Any:
+                handle = start(*arguments, **options)
                 self.come_to("round")
-                return receive(mean)
+                return handle
 
-            Mean.wait = receiving  # type: ignore[method-assign]
+            local_sgd.start_reducing = starting
             return hvd.LocalSGD(base, every=5, outer_momentum=0.3)
         how: dict[str, Any] = {"op": OPS[self.plan.op]}
         if self.plan.op == "adasum":
