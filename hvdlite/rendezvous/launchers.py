@@ -407,7 +407,12 @@ _BY_HAND = "give every process HVDLITE_RANK, HVDLITE_SIZE, HVDLITE_RENDEZVOUS an
 _SIGNS = {
     "HOROVOD_SIZE": (0, "start the script with hvdlite-run instead of horovodrun"),
     "WORLD_SIZE": (0, _AS_TORCHRUN),
+    "OMPI_COMM_WORLD_SIZE": (0, _BY_HAND),
+    "MV2_COMM_WORLD_SIZE": (0, _BY_HAND),
+    "MVP_COMM_WORLD_SIZE": (0, _BY_HAND),
+    "PMIX_RANK": (1, _BY_HAND),
     "SLURM_PROCID": (1, _BY_HAND),
+    "VC_TASK_INDEX": (1, _BY_HAND),
     "PET_NNODES": (0, "start the script with `hvdlite-run --nodes auto`"),
     "JOB_COMPLETION_INDEX": (
         1,
@@ -425,7 +430,8 @@ def refuse_to_be_alone(variables: Variables) -> None:
         )
     for name, (more, remedy) in _SIGNS.items():
         value = variables.get(name) or ""
-        count = int(value) + more if value.isdecimal() else 0
+        most = value.rpartition(":")[2]  # PET_NNODES may be a range: 1:4
+        count = int(most) + more if most.isdecimal() else 0
         if count > 1:
             raise BootstrapError(
                 f"{name}={value} says that this is one of at least {count} processes, but no "

@@ -9,6 +9,11 @@ from hvdlite.rendezvous.environment import detect
 
 SEVERAL = [
     ({"PET_NNODES": "2"}, "PET_NNODES=2 says that this is one of at least 2 .* --nodes auto"),
+    ({"PET_NNODES": "1:4"}, "PET_NNODES=1:4 .* at least 4"),
+    ({"VC_TASK_INDEX": "3"}, "VC_TASK_INDEX=3 .* at least 4"),
+    ({"PMIX_RANK": "2"}, "PMIX_RANK=2 .* at least 3"),
+    ({"MV2_COMM_WORLD_SIZE": "4"}, "MV2_COMM_WORLD_SIZE=4"),
+    ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE=2 .* at least 2"),
     ({"JOB_COMPLETION_INDEX": "1"}, "JOB_COMPLETION_INDEX=1 .* HVDLITE_RENDEZVOUS"),
     ({"SLURM_PROCID": "1", "SLURM_JOB_ID": "9"}, "SLURM_PROCID=1"),
     ({"HOROVOD_SIZE": "2", "HOROVOD_RANK": "0"}, "HOROVOD_SIZE=2 .* with hvdlite-run instead"),
@@ -20,7 +25,9 @@ SEVERAL = [
 ]
 ALONE = [
     {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "auto", "PET_NODE_RANK": "0"},
+    {"PET_NNODES": "1:1"},
     {"PET_NNODES": "auto"},
+    {"PMIX_RANK": "0"},
     {"JOB_COMPLETION_INDEX": "0"},
     {"SLURM_JOB_ID": "9", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"},  # a batch script
     {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"},
