@@ -301,13 +301,6 @@ def in_elastic_job() -> bool:
     return _world is not None and _world.member is not None
 
 
-def ask_to_leave(why: str) -> None:
-    """Ask to leave the elastic job at its next boundary; `why` is for the launcher's output."""
-    world = current_world()
-    if world.member is not None:
-        world.member.ask_to_leave(why)
-
-
 def shutdown() -> None:
     """Leave the world cleanly; operations in flight get a moment to end, and then fail.
 
@@ -437,11 +430,6 @@ def cross_rank() -> int:
 def cross_size() -> int:
     """Return how many hosts have a rank of this `local_rank`."""
     return current_world().cross_size
-
-
-def host_of() -> tuple[int, ...]:
-    """Return, by rank, the number of the host that it is on."""
-    return current_world().host_of
 
 
 def is_homogeneous() -> bool:

@@ -171,7 +171,9 @@ def stop_requested(every: int = 1) -> str | None:
 
 @functools.cache
 def _ask_once_to_leave() -> None:
-    basics.ask_to_leave("it got SIGTERM")
+    member = basics.current_world().member
+    if member is not None:
+        member.ask_to_leave("it got SIGTERM")
 
 
 def _warn_of_lost_handlers() -> None:

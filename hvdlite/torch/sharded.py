@@ -327,7 +327,7 @@ class Division:
         """List the ranks that own parameters, in the order of their positions."""
         if not self.by_host:
             return list(self._process_set.ranks)
-        hosts = basics.host_of()
+        hosts = basics.current_world().host_of
         return [rank for rank in self._process_set.ranks if hosts[rank] == hosts[basics.rank()]]
 
     def world(self) -> tuple[int, ...]:

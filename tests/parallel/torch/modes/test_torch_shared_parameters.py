@@ -32,7 +32,7 @@ PRELOAD = ("torch._dynamo",)
 
 
 def ranks_of_host() -> list[int]:
-    hosts = basics.host_of()
+    hosts = basics.current_world().host_of
     return [rank for rank in range(hvd.size()) if hosts[rank] == hosts[hvd.rank()]]
 
 
