@@ -24,23 +24,21 @@ class DeltaExchange(GradientExchange):
 
     in_step = True
 
-    def __init__(self, name: str, settings: Settings, moves_all: bool) -> None:
+    def __init__(self, name: str, settings: Settings, optimizer: Any) -> None:
+        """Raise ArgumentError if the optimizer or an option cannot be combined with Adasum."""
+        if settings.bucket_view:
+            raise ArgumentError(
+                "gradient_as_bucket_view=True cannot be combined with op=hvd.Adasum: hvd.Adasum "
+                "combines changes of the parameters, not gradients; use op=hvd.Average or hvd.Sum"
+            )
+        refuse_evaluating(optimizer, "op=hvd.Adasum", "use op=hvd.Average")
         super().__init__(name, settings)
-        self._moves_all = moves_all  # LBFGS moves frozen ones along its history.
+        # LBFGS moves frozen parameters along its history.
+        self._moves_all = isinstance(optimizer, torch.optim.LBFGS)
 
     def frozen(self, groups: Sequence[Mapping[str, Any]]) -> Iterable[torch.Tensor]:
         for group in groups:
             yield from (one for one in group["params"] if self._moves_all or one.grad is not None)
-
-
-def check_adasum(optimizer: Any, settings: Settings) -> None:
-    """Raise ArgumentError if an optimizer or an option cannot be combined with op=hvd.Adasum."""
-    if settings.bucket_view:
-        raise ArgumentError(
-            "gradient_as_bucket_view=True cannot be combined with op=hvd.Adasum: hvd.Adasum "
-            "combines changes of the parameters, not gradients; use op=hvd.Average or hvd.Sum"
-        )
-    refuse_evaluating(optimizer, "op=hvd.Adasum", "use op=hvd.Average")
 
 
 def step_by_deltas(optimizer: Any, update: Callable[[], Any]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.ops import next_object
 from hvdlite.optimizers import Groups, check_gradient_op, check_groups, check_passes, check_weight
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
-from hvdlite.torch.adasum import DeltaExchange, check_adasum, step_by_deltas
+from hvdlite.torch.adasum import DeltaExchange, step_by_deltas
 from hvdlite.torch.bucket_memory import bytes_of_cap
 from hvdlite.torch.buckets import GradientExchange, Settings, Weight
 from hvdlite.torch.collectives.allreduce import allreduce
@@ -176,8 +175,7 @@ class Distributed(VirtualStepping, LateStepping):
                 )
             result = self._update(closure, options)
         elif self._reducer.exchange.in_step:
-            update = functools.partial(self._update, closure, options)
-            result = step_by_deltas(self, update)
+            result = step_by_deltas(self, lambda: self._update(closure, options))
         elif closure is None:
             self._reducer.synchronize_in_step()
             result = self._update(None, options)
@@ -273,8 +271,6 @@ def DistributedOptimizer(
     check_weight(weight, op)
     check_late(late, op)
     names = _names_of(optimizer, named_parameters)
-    if op == ops.Adasum:
-        check_adasum(optimizer, settings)
     return _distribute(optimizer, names, settings, late)
 
 
@@ -291,16 +287,16 @@ def _distribute(
     optimizer: Any, names: dict[torch.Tensor, str], settings: Settings, late: Late | None
 ) -> Distributed:
     process_set = settings.reduction.process_set
-    is_adasum = settings.reduction.op == ops.Adasum
-    kind = "deltas" if is_adasum else "gradients"
+    kind = "deltas" if settings.reduction.op == ops.Adasum else "gradients"
     number = next_object(kind, registered_id(process_set))
     name = f"{kind}.{number}" if number else kind
     title = f"the DistributedOptimizer of {type(optimizer).__name__} ({name})"
-    exchange = GradientExchange(name, settings)
-    if is_adasum:
-        exchange = DeltaExchange(name, settings, isinstance(optimizer, torch.optim.LBFGS))
-    if late is not None:
+    if settings.reduction.op == ops.Adasum:
+        exchange: GradientExchange = DeltaExchange(name, settings, optimizer)
+    elif late is not None:
         exchange = LateExchange(name, settings, late)
+    else:
+        exchange = GradientExchange(name, settings)
     wrap(optimizer, Distributed, title, process_set, names)
     reducer = optimizer._reducer = GradientReducer(exchange, reader_of(optimizer), names, title)
     if settings.virtual_size is not None:
