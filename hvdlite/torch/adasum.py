@@ -46,6 +46,7 @@ def step_by_deltas(optimizer: Any, update: Callable[[], Any]) -> Any:
     reducer: GradientReducer = optimizer._reducer
     if not reducer.takes_part:
         return update()
+    alone = reducer.settings.reduction.process_set.size() == 1  # Then its own delta is the result.
     params = list(reducer.params_of_step())
     known = set(params)
     frozen = [param for param in optimizer._grouped_parameters() if param not in known]
@@ -54,14 +55,13 @@ def step_by_deltas(optimizer: Any, update: Callable[[], Any]) -> Any:
         before = [param.detach().clone() for param in params]
     result = update()
     for param, version in zip(frozen, versions, strict=True):
-        if param._version != version:
+        if param._version != version and not alone:
             raise HvdliteError(
                 f"step() of this {type(optimizer).__name__} has changed "
                 f"{reducer.parameter_names[param]}, which is frozen and has no gradient: "
                 "op=hvd.Adasum combines the changes of the others alone, so ranks differ now; "
                 "freeze it before the optimizer is made, or use op=hvd.Average"
             )
-    alone = reducer.settings.reduction.process_set.size() == 1  # Then its own delta is the result.
     gradients = [param.grad for param in params]
     try:
         with torch.no_grad():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -82,9 +84,9 @@ def scenario_misuse_says_what_to_do() -> None:
     sgd = MovesFrozen(model.parameters(), lr=0.1)
     optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), op=hvd.Adasum)
     model(inputs()).square().sum().backward()
-    if hvd.size() > 1:
-        with raises("MovesFrozen has changed 0.weight, which is frozen and has no gradient"):
-            optimizer.step()
+    text = "MovesFrozen has changed 0.weight, which is frozen and has no gradient"
+    with raises(text) if hvd.size() > 1 else contextlib.nullcontext():
+        optimizer.step()
 
 
 def scenario_lbfgs_moves_a_layer_that_is_frozen_later() -> None:
