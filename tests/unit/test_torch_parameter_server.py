@@ -40,6 +40,12 @@ class Wrapped(Wrapping, torch.optim.SGD):
     """What hvd.DistributedOptimizer makes of an optimizer."""
 
 
+def wrapped(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(params, lr=0.1)
+    optimizer.__class__ = Wrapped
+    return optimizer
+
+
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have torch cut no tensor by threads, and servers wait less for successors of the dead."""
@@ -231,7 +237,7 @@ def test_what_cannot_be_meant_is_refused() -> None:
     [
         (lambda params: None, "returns a torch optimizer"),
         (lambda params: torch.optim.SGD(params[:1], lr=0.1), "not exactly the 6"),
-        (lambda params: Wrapped(params, lr=0.1), "return the plain torch.optim"),
+        (wrapped, "return the plain torch.optim"),
     ],
 )
 def test_an_optimizer_that_a_server_cannot_use_is_refused(make: Any, message: str) -> None:
