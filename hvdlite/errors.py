@@ -118,7 +118,7 @@ class VirtualRanksWarning(UserWarning):
 
 
 class StopHandlerWarning(UserWarning):
-    """A handler of `hvd.stop_on` was replaced, or replaced one that cannot be called."""
+    """A handler of `hvd.stop_on` replaced one that it cannot call."""
 
 
 class OutOfMemoryError(HvdliteError, MemoryError):

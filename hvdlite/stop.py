@@ -22,15 +22,11 @@ from hvdlite.errors import ArgumentError, StopHandlerWarning
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
 _NAME = "stop.requested"
-_OTHER = 0xFF  # It replaces a signal's number for what `ask_also` asks.
 _ABOVE_RANKS = 1 << 31  # The first rank that noted a signal wins the maximum.
 
 # Written by the main thread: by `stop_on`, and by its handlers, which Python calls there.
 _installed: dict[int, Handler] = {}  # Each watched signal has got this handler last.
 _noted: list[int] = []  # This process has got these signals, in this order.
-_asked: Callable[[], bool] | None = None  # `ask_also` has set this.
-_asked_name = ""
-_warned: set[int] = set()  # A warning has told that these signals lost their handlers.
 
 
 def stop_on(signals: Iterable[int] = (signal.SIGTERM, signal.SIGUSR1)) -> None:
@@ -69,14 +65,6 @@ def stop_on(signals: Iterable[int] = (signal.SIGTERM, signal.SIGUSR1)) -> None:
             _install(number, before)
 
 
-def ask_also(asks: Callable[[], bool] | None, name: str = "") -> None:
-    """Have `stop_requested` also call `asks`, for cluster software that sends no signal."""
-    # All ranks call this function alike. `asks` returns whether this rank is asked to stop, and
-    # None removes the former one. `name` stands in the reason instead of a signal.
-    global _asked, _asked_name
-    _asked, _asked_name = asks, name
-
-
 def watched() -> bool:
     return bool(_installed)
 
@@ -105,7 +93,6 @@ def _install(number: int, before: Handler) -> None:
             StopHandlerWarning,
             stacklevel=3,
         )
-    _warned.discard(number)
 
 
 def _ignore_late_ones() -> None:
@@ -148,14 +135,11 @@ def stop_requested(every: int = 1) -> str | None:
     """
     if every < 1:
         raise ArgumentError(f"stop_requested(every={every}): ask in every call (1), or in fewer")
-    _warn_of_lost_handlers()
     # The count begins anew on all ranks wherever ranks may join that have not counted so far.
     if ops.next_number(_NAME) % every:
         return None
     elastic = basics.in_elastic_job()
     ends_all = [one for one in _noted if not (elastic and one == signal.SIGTERM)]
-    if _asked is not None and _asked():
-        ends_all.append(_OTHER)
     mine = (_ABOVE_RANKS - basics.rank()) << 8 | ends_all[0] if ends_all else 0
     first, some_stay = mine, int(signal.SIGTERM not in _noted)
     if elastic or basics.size() > 1:
@@ -176,31 +160,7 @@ def _ask_once_to_leave() -> None:
         member.ask_to_leave("it got SIGTERM")
 
 
-def _warn_of_lost_handlers() -> None:
-    for number, note in _installed.items():
-        now = signal.getsignal(number)
-        if now is not note and number not in _warned:
-            _warned.add(number)
-            warnings.warn(
-                f"rank {basics.rank()}: the handler that stop_on() installed for {_name(number)} "
-                f"was replaced by {_describe(now)}. If that does not call the handler before it, "
-                "stop_requested() will not see the signal; call hvd.stop_on() after the framework "
-                "has installed its handlers",
-                StopHandlerWarning,
-                stacklevel=3,
-            )
-
-
-def _describe(handler: Handler) -> str:
-    if callable(handler):
-        module = getattr(handler, "__module__", None) or type(handler).__module__
-        return f"{module}.{getattr(handler, '__qualname__', type(handler).__qualname__)}"
-    return "one that is not Python's" if handler is None else signal.Handlers(handler).name
-
-
 def _name(number: int) -> str:
-    if number == _OTHER:
-        return _asked_name
     try:
         return signal.Signals(number).name
     except ValueError:

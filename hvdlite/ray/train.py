@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hvdlite import basics, stop
+from hvdlite import basics
 from hvdlite.errors import ArgumentError
 from hvdlite.ray.group import import_ray, own_place
 from hvdlite.rendezvous.assignments import (
@@ -168,26 +168,10 @@ def _leave() -> None:
 
 @contextmanager
 def _training() -> Iterator[None]:
-    """Have `hvd.stop_requested` also ask Ray, and tell the other ranks of an exception."""
+    """Tell the other ranks of an exception."""
     # Python tells of those of the main thread alone, and Ray Train calls the function in another.
-    stop.ask_also(_is_preempted, "Ray: preemption")
     try:
         yield
     except BaseException as error:
         basics.tell_peers(error)
         raise
-    finally:
-        stop.ask_also(None)
-
-
-def _is_preempted() -> bool:
-    """Return whether Ray has told this worker that a node of its group is to be taken away.
-
-    Ray's `get_preemption_info` is a barrier that takes a message to another process and back, and
-    so too slow for every step. It returns what rank 0 has been told; the ranks combine that
-    themselves in `stop_requested`.
-    """
-    from ray.train.v2._internal.execution.context import get_train_context
-
-    context = getattr(get_train_context(), "preemption_context", None)
-    return context is not None and context.preemption_info is not None

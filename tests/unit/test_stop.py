@@ -1,4 +1,4 @@
-"""`hvd.stop_on` notes signals, keeps earlier handlers, and says when it has lost its own."""
+"""`hvd.stop_on` notes signals, and keeps earlier handlers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-import warnings
 from collections.abc import Iterator
 from types import FrameType
 
 import pytest
 
 from hvdlite import basics, stop
-from hvdlite.errors import ArgumentError, StopHandlerWarning
+from hvdlite.errors import ArgumentError
 
 USR1, TERM = signal.SIGUSR1, signal.SIGTERM
 
@@ -28,8 +27,8 @@ def world() -> Iterator[None]:
     basics.shutdown()
     for number, handler in before.items():
         signal.signal(number, handler)
-    for state in (stop._installed, stop._noted, stop._warned):
-        state.clear()
+    stop._installed.clear()
+    stop._noted.clear()
 
 
 def send(number: int) -> None:
@@ -77,19 +76,6 @@ def test_signal_of_real_time_has_a_number_for_a_name() -> None:
     signal.signal(number, signal.SIG_DFL)
 
 
-def test_handler_that_a_framework_replaces_is_told_once() -> None:
-    class Connector:
-        def handle(self, number: int, frame: FrameType | None) -> None: ...
-
-    stop.stop_on()
-    signal.signal(TERM, Connector().handle)
-    with pytest.warns(StopHandlerWarning, match=r"SIGTERM was replaced by .*Connector\.handle"):
-        stop.stop_requested()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        stop.stop_requested()
-
-
 def test_handlers_that_call_each_other_end() -> None:
     seen = []
 
@@ -109,9 +95,7 @@ def test_handlers_that_call_each_other_end() -> None:
     stop.stop_on()
     send(USR1)
     assert seen == ["wrapper", "earlier"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert stop.stop_requested() == "rank 0: SIGUSR1"
+    assert stop.stop_requested() == "rank 0: SIGUSR1"
 
 
 def test_only_the_main_thread_watches() -> None:
