@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from secrets import token_bytes
 from typing import Any
@@ -15,12 +13,9 @@ from hvdlite.launch.call import pack
 from hvdlite.launch.description import Outcome
 from hvdlite.launch.report import root_failure
 from hvdlite.rendezvous.environment import JOB_ID_BYTES, TOKEN_BYTES
+from hvdlite.rendezvous.handshake import Job
 from hvdlite.spark.task import SCHEMA, Plan, Report, rows, run_task
 
-_SETTLED_SECONDS = 30.0  # without a new executor: no more are expected
-_LOOK_SECONDS = 0.2
-_QUIET_SECONDS = 3.0
-_had: dict[str, int] = {}  # the slots of an application's last run
 _ENCRYPTS = ("spark.ssl.enabled", "spark.network.crypto.enabled")
 # In what Spark says of a barrier stage that has failed.
 _LOST = re.compile(
@@ -38,7 +33,6 @@ def run(
     start_timeout: float = 600.0,
     env: Mapping[str, str] | None = None,
     verbose: int = 1,
-    max_attempts: int = 1,
     allow_plain: bool = False,
     **horovods: Any,
 ) -> list[Any]:
@@ -53,12 +47,9 @@ def run(
         args: its positional arguments.
         kwargs: its keyword arguments.
         num_proc: the number of ranks, one in each task; by default all slots of Spark.
-        start_timeout: seconds that executors and ranks have to find each other; 0 for no limit.
+        start_timeout: seconds that the ranks have to find each other; 0 for no limit.
         env: variables for the ranks, beside those of Spark's Python processes.
-        verbose: 0 for no messages here, 1 for what matters, 2 for the process of each rank, too, in
-            the executors' logs.
-        max_attempts: how often the function may be called on all ranks, if a rank fails, or Spark
-            loses an executor.
+        verbose: 2 names the process of each rank in the executors' logs.
         allow_plain: whether ranks may send parameters and gradients without encryption, although
             the session encrypts what Spark sends.
         **horovods: the other arguments of `horovod.spark.run`, which are refused with the reason.
@@ -81,45 +72,19 @@ def run(
         hvdlite.spark.run(number, num_proc=2)  # [0, 10]
     """
     refuse_horovods(horovods)
-    if max_attempts < 1:
-        raise ArgumentError(f"max_attempts={max_attempts}: give 1 or more")
     if not start_timeout >= 0:
         raise ArgumentError(f"start_timeout={start_timeout}: give a number of seconds, or 0")
     session = active_session()
     check_settings(session, allow_plain)
-    ranks = choose_ranks(session, num_proc, start_timeout, verbose > 0)
-    call = pack(fn, args, kwargs or {})
-    first: Exception | None = None
-    for attempt in range(max_attempts):
-        plan = Plan(
-            call=call,
-            token=token_bytes(TOKEN_BYTES),
-            job_id=token_bytes(JOB_ID_BYTES),
-            attempt=attempt,
-            start_timeout=start_timeout,
-            env=dict(env or {}),
-            verbose=verbose > 1,
-        )
-        results, error = _attempt(session, plan, ranks)
-        if error is None:
-            return results
-        first = first or error
-        if attempt + 1 < max_attempts and verbose:
-            print(f"hvdlite.spark starts the ranks again, because of: {error}", file=sys.stderr)
-    assert first is not None
-    raise first
-
-
-def _attempt(session: Any, plan: Plan, ranks: int) -> tuple[list[Any], Exception | None]:
-    """Start the ranks once; return their results, or what ended them."""
-    try:
-        reports = _reports(session, plan, ranks)
-    except RankFailedError as error:
-        return [], error
-    try:
-        return _results(reports), None
-    except Exception as error:  # What the function has raised.
-        return [], error
+    ranks = choose_ranks(session, num_proc)
+    plan = Plan(
+        call=pack(fn, args, kwargs or {}),
+        job=Job(token_bytes(TOKEN_BYTES), token_bytes(JOB_ID_BYTES), epoch=0),
+        start_timeout=start_timeout,
+        env=dict(env or {}),
+        verbose=verbose > 1,
+    )
+    return _results(_reports(session, plan, ranks))
 
 
 def _reports(session: Any, plan: Plan, ranks: int) -> list[Report]:
@@ -199,50 +164,27 @@ def check_settings(session: Any, allow_plain: bool) -> None:
             )
 
 
-def choose_ranks(session: Any, num_proc: int | None, timeout: float, verbose: bool) -> int:
-    """Return the number of ranks; raise ArgumentError if Spark has no slot for each.
+def choose_ranks(session: Any, num_proc: int | None) -> int:
+    """Return the number of ranks; raise ArgumentError if Spark cannot have a slot for each.
 
-    Spark itself would try a barrier stage that does not fit for minutes. Executors may be on their
-    way, unless all of Spark is in one process. So this waits for more slots as long as more come;
-    and if the application has had enough of them before, up to the timeout in seconds (0 for no
-    limit), since Spark replaces executors that it lost. A session of Spark Connect does not tell
-    its slots: there, Spark's own check has to do.
+    Where executors may still come, Spark itself waits for the slots of a barrier stage: ten minutes
+    by default (`spark.scheduler.barrier.maxConcurrentTasksCheck`).
     """
     if num_proc is not None and num_proc < 1:
         raise ArgumentError(f"num_proc={num_proc}: at least one rank is needed")
     slots = _slots(session)
-    if slots is None:
-        if num_proc is None:
-            raise ArgumentError(
-                "num_proc is needed here: a session of Spark Connect does not tell its slots"
-            )
-        return num_proc
-    wanted = num_proc or 1
-    application = session.sparkContext.applicationId
-    returning = _had.get(application, 0) >= wanted
-    begun = grown = time.monotonic()
-    most = slots
-    quiet = not verbose
-    while slots < wanted and not _is_local(session):
-        now = time.monotonic()
-        settled = now - grown > _SETTLED_SECONDS and not returning
-        if settled or (timeout and now - begun > timeout):
-            break
-        if not quiet and now - begun > _QUIET_SECONDS:
-            quiet = True
-            print(f"hvdlite.spark waits for {wanted} slots, {slots} are there", file=sys.stderr)
-        time.sleep(_LOOK_SECONDS)
-        slots = _slots(session) or 0
-        if slots > most:  # One that was there before and comes again is not a new one.
-            most, grown = slots, time.monotonic()
-    if slots < wanted:
+    if num_proc is None and slots is None:
+        raise ArgumentError(
+            "num_proc is needed here: a session of Spark Connect does not tell its slots"
+        )
+    wanted = num_proc or slots or 1
+    if slots is not None and slots < wanted and (num_proc is None or _is_local(session)):
         raise ArgumentError(
             f"num_proc={wanted}, but Spark has {slots} slots (spark.task.cpus="
             f"{session.conf.get('spark.task.cpus', '1')}), and all ranks have to run at once; give "
             "a smaller num_proc, or start Spark with more executors or cores"
         )
-    _had[application] = slots
-    return num_proc or slots
+    return wanted
 
 
 def _slots(session: Any) -> int | None:

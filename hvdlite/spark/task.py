@@ -41,9 +41,7 @@ class Plan:
     """What the driver tells every task."""
 
     call: bytes = field(repr=False)  # the function and its arguments, from `launch.call.pack`
-    token: bytes = field(repr=False)  # the job's secret
-    job_id: bytes  # the public number of the job
-    attempt: int  # the number of this start of the ranks, from 0
+    job: Job
     start_timeout: float  # seconds that the ranks have to find each other
     env: Mapping[str, str]  # variables for the ranks, beside those of Spark's processes
     verbose: bool  # whether each task prints the process of its rank
@@ -55,17 +53,17 @@ def run_task(plan: Plan, context: Any) -> Report:
     mine = {"node": host_identity(None), "address": address}
     said = [json.loads(text) for text in context.allGather(json.dumps(mine))]
     places = [Place(one["node"], one["address"]) for one in said]
-    job = Job(plan.token, plan.job_id, plan.attempt)
+    job = plan.job
     with ExitStack() as stack:
         served, listener = _serve(stack, places, job) if rank == 0 else ({}, None)
         served = json.loads(context.allGather(json.dumps(served))[0])
         if "error" in served:
             failure = None if rank else _did_not_start(rank, served["error"])
             return Report(rank, failure, status=1)
-        assignment = assignment_for(
-            places, rank, served["store"], plan.token, plan.job_id, plan.attempt
+        assignment = replace(
+            assignment_for(places, rank, served["store"], job.token, job.job_id, job.epoch),
+            start_timeout=plan.start_timeout,
         )
-        assignment = replace(assignment, start_timeout=plan.start_timeout)
         alarmed = _AlarmedRank(rank, len(places), job, served["hub"], listener)
         return _watch(plan, assignment, alarmed, context)
 

@@ -135,28 +135,7 @@ def test_cancelled_job_ends_its_ranks(session: Any, mark: dict[str, str]) -> Non
     canceller.join()
 
 
-def fail_at_first(path: str) -> int:
-    from hvdlite import basics
-
-    basics.init()
-    with open(f"{path}.{basics.rank()}", "a") as file:
-        file.write("x")
-    basics.engine().barrier("written").wait()
-    if len(Path(f"{path}.1").read_text()) < 2:
-        raise ValueError(f"start {len(Path(f'{path}.1').read_text())}")
-    return basics.rank()
-
-
 @on_one_host
-def test_second_attempt_may_succeed(mark: dict[str, str], tmp_path: Path) -> None:
-    path = str(tmp_path / "starts")
-    assert hvdlite.spark.run(
-        fail_at_first, (path,), num_proc=2, env=mark, max_attempts=3, verbose=0
-    ) == [0, 1]
-    assert Path(f"{path}.0").read_text() == "xx"
-
-
-def test_too_few_slots_are_refused_at_once(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hvdlite.spark.driver._SETTLED_SECONDS", 0.5)
+def test_too_few_slots_are_refused_at_once(session: Any) -> None:
     with pytest.raises(ArgumentError, match="num_proc=3, but Spark has 2 slots"):
         hvdlite.spark.run(numbers, (1,), num_proc=3)

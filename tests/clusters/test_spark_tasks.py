@@ -11,6 +11,7 @@ from typing import Any
 
 from harness import base_environment, package_path
 from hvdlite.launch.call import pack, unpack_result
+from hvdlite.rendezvous.handshake import Job
 from hvdlite.spark.task import Plan, Report
 from multihost.bed import Bed, end
 from patience import HANG
@@ -48,8 +49,8 @@ Path(folder, f"report.{rank}").write_bytes(pickle.dumps(report))
 
 def run_tasks(bed: Bed, folder: Path, fn: Any, addresses: list[str]) -> list[Report]:
     """Run a task on each host; return their reports."""
-    call, token, job_id = pack(fn, (), {}), secrets.token_bytes(32), secrets.token_bytes(16)
-    (folder / "plan").write_bytes(pickle.dumps(Plan(call, token, job_id, 0, HANG, {}, False)))
+    job = Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
+    (folder / "plan").write_bytes(pickle.dumps(Plan(pack(fn, (), {}), job, HANG, {}, False)))
     own = {**base_environment(), "OMP_NUM_THREADS": "1"}
     own["PYTHONPATH"] = ":".join([str(TESTS), *package_path()])
     running = []
