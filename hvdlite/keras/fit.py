@@ -23,12 +23,10 @@ from hvdlite import basics
 from hvdlite.errors import (
     ArgumentError,
     DeadlockError,
-    HvdliteError,
     MismatchError,
     ReplicasDifferWarning,
 )
 from hvdlite.keras.arrays import describe_by_rank, exchange
-from hvdlite.keras.backend import keras_2
 from hvdlite.keras.gradients import distributed_part, first_wire_name, wire_name_over
 from hvdlite.live.observed import observe_fit
 from hvdlite.ops import next_name
@@ -253,7 +251,7 @@ def _end_of_epoch(batches: int) -> Iterator[None]:
 
 
 class _Checks(_LastCallback):
-    """Checks that gradients are reduced, and that ranks have the same weights."""
+    """Checks that the optimizer is distributed, and that ranks have the same weights."""
 
     def __init__(self, callback: Any) -> None:
         super().__init__(callback)
@@ -261,7 +259,6 @@ class _Checks(_LastCallback):
         self._every = check_interval()  # HVDLITE_CHECK_REPLICAS; 0 never compares.
         self._batches = 0
         self._comparison: Comparison | None = None
-        self._counts: tuple[int, int] | None = None  # before the first step of the epoch
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         # The comparison ends after the batch, so that no rank waits for it. The first batch is left
@@ -278,14 +275,8 @@ class _Checks(_LastCallback):
             name = next_name("keras.replicas", member_id(self.process_set))
             replicas = _replicas(self.model)
             self._comparison = Comparison(name, *replicas, self.process_set, blocking=False)
-        # The check of reductions waits for the GPU, so it is made in the first step of each epoch.
-        if batch == 0:
-            self._counts = _counts(self.model.optimizer)
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        if self._counts is not None:
-            _check_reductions(self.model.optimizer, self._counts, steps=batch + 1)
-            self._counts = None
         comparison, self._comparison = self._comparison, None
         divergence = None if comparison is None else comparison.divergence()
         if divergence is not None:
@@ -317,30 +308,6 @@ class _Checks(_LastCallback):
         self.warns = False
         if text is not None:
             warnings.warn(text, ReplicasDifferWarning, stacklevel=2)
-
-
-def _counts(optimizer: Any) -> tuple[int, int]:
-    """Return the updates and the reductions so far; 0 of an optimizer that is not distributed."""
-    part = distributed_part(optimizer)
-    return (0, 0) if part is None else (int(part.iterations), part._reduction.reductions)
-
-
-def _check_reductions(optimizer: Any, before: tuple[int, int], steps: int) -> None:
-    """Raise if, after `steps` steps of the epoch, variables were updated by own gradients alone."""
-    # A compiler may call the update and skip the reduction; the ranks' models then diverge. If each
-    # step runs Python (on PyTorch), each step needs a reduction; if steps are traced, a reduction
-    # must have been traced.
-    part = distributed_part(optimizer)
-    updates, reductions = _counts(optimizer)
-    runs_python = keras.backend.backend() == "torch" and keras_2(part) is None
-    # If the optimizer counts more steps, the script has set the count, and nothing is checked.
-    if 0 < updates - before[0] <= steps and reductions == (before[1] if runs_python else 0):
-        raise HvdliteError(
-            f"rank {basics.rank()}: {type(part).__name__} has updated variables without "
-            "a reduction of their gradients, so that the ranks' models would diverge; in a "
-            "custom train_step call its apply() or apply_gradients(), and otherwise use "
-            "jit_compile=False in compile(), and report this"
-        )
 
 
 def _replicas(model: Any) -> tuple[list[str], list[int]]:

@@ -37,7 +37,6 @@ class GradientReduction:
     scales_local: bool
     local: list[Any] = field(default_factory=list)  # variables whose gradients are not reduced
     first_index: int = 0  # of the first variable whose gradient is reduced
-    reductions: int = 0  # calls of `reduce`, or its traces
     seen: dict[Any, int] = field(default_factory=dict)  # Keras 2: indices of variables by `ref()`
 
     def wire_name(self, index: int) -> str:
@@ -53,7 +52,6 @@ class GradientReduction:
         self, gradients: Sequence[Any], indices: Sequence[int], variables: Sequence[Any]
     ) -> list[Any]:
         """Reduce the gradients of these variables over all ranks; None stays None."""
-        self.reductions += 1
         results = list(gradients)
         if not self.process_set.included():
             return results
