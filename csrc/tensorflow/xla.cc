@@ -32,7 +32,7 @@ constexpr const char* kTarget = "hvdlite_allreduce";
 // that hvd.elastic.run catches. MARK in hvdlite/tensorflow/errors.py is the same text.
 constexpr const char* kMark = " [hvdlite.errors.CollectiveError]";
 
-// The custom call's description, as _describe() in hvdlite/tensorflow/xla.py writes it:
+// The custom call's description, as _describe() in hvdlite/tensorflow/requests.py writes it:
 //   op;process set;prescale;postscale;name;dtype,wire dtype,name,dim,dim...;...
 // Numbers are decimal, scales the 16 hexadecimal digits of their bits (which are the same in every
 // locale), and names have %XX for all but letters, digits and "_.-~".

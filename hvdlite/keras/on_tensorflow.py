@@ -8,11 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite.errors import ArgumentError
-from hvdlite.tensorflow import xla
 from hvdlite.tensorflow.errors import collective_errors as collective_errors
 from hvdlite.tensorflow.ops import Compression as Compression
 from hvdlite.tensorflow.tape import reduce_gradients
-from hvdlite.tensorflow.tracing import Reduction, traced_as_it_is
+from hvdlite.tensorflow.tracing import Reduction, in_xla_context, traced_as_it_is
 
 outside_of_graphs = tf.init_scope  # What follows runs at once, also in a function that is traced.
 
@@ -37,7 +36,7 @@ def call_with_arrays(
     call: Callable[..., list[Any]], tensors: Sequence[Any], like: Sequence[Any]
 ) -> list[Any]:
     """Call a function with dense arrays of tensors; return its arrays as tensors like `like`."""
-    if xla.in_xla_context():
+    if in_xla_context():
         raise ArgumentError(
             "XLA cannot call the parameter servers; give compile() jit_compile=False"
         )

@@ -6,7 +6,7 @@ when the core's completion calls its continuation. GPU kernels find TensorFlow's
 (`csrc/tensorflow/ops.cc`), and the core makes that stream wait for a result before it calls
 the continuation. The operations are stateless, because TensorFlow would run stateful ones one at a
 time; their last input, `call_scalars` (`tracing`), keeps TensorFlow from folding them as constants.
-A function that XLA compiles makes one grouped custom call instead (`xla`).
+A function that XLA compiles makes one grouped custom call instead (`requests`).
 """
 
 import atexit

@@ -16,8 +16,8 @@ from hvdlite import basics, objects
 from hvdlite import ops as neutral
 from hvdlite.errors import ArgumentError
 from hvdlite.ops import CastCompressor, NoneCompressor, cast_in_core, send_compressed
+from hvdlite.optimizers import check_weight
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
-from hvdlite.tensorflow import autodiff as autodiff  # It registers gradients.
 from hvdlite.tensorflow import requests
 from hvdlite.tensorflow.requests import check
 from hvdlite.tensorflow.sparse import allreduce_slices
@@ -115,7 +115,7 @@ def allreduce(
         sparse_as_dense: makes tf.IndexedSlices a dense tensor first.
         weight: makes the result sum(weight * tensor) / sum(weight). It is this rank's number of
             samples or tokens, for example: a number or a scalar tensor. All ranks give one, or
-            none does.
+            none does. A weighted average has no gradient.
 
     Returns:
         The result, with the same bits on every rank; tf.IndexedSlices for tf.IndexedSlices.
@@ -132,6 +132,7 @@ def allreduce(
         >>> mean_loss = hvd.allreduce(loss, name="loss", weight=len(batch))
     """
     op = neutral.choose_op(average, op)
+    check_weight(weight, op)
     reduction = Reduction(op, prescale_factor, postscale_factor, weight)
     wire = wire_name("allreduce", name, process_set)
     if isinstance(tensor, tf.IndexedSlices) and not sparse_as_dense:
@@ -170,6 +171,7 @@ def grouped_allreduce(
         >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy], name="metrics")
     """
     op = neutral.choose_op(average, op)
+    check_weight(weight, op)
     reduction = Reduction(op, prescale_factor, postscale_factor, weight)
     wire = wire_name("grouped_allreduce", name, process_set).grouped(len(tensors))
     results = list(tensors)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from hvdlite import ops
-from hvdlite.optimizers import Groups
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow.ops import Compression
 
@@ -23,7 +22,7 @@ def DistributedOptimizer(
     gradient_predivide_factor: float = 1.0,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
-    groups: Groups | None = None,
+    groups: Any = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:

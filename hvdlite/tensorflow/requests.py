@@ -1,13 +1,17 @@
 """The layer above the operations: it takes and returns checked dense tensors of any dtypes.
 
 It decides how a call reaches the core: as one operation per dtype or, in a function that XLA
-compiles, as one custom call.
+compiles, as one custom call. It also registers the gradients of the operations with TensorFlow.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import tensorflow as tf
 
@@ -15,11 +19,16 @@ from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError
 from hvdlite.ops import dtype_number, travels_as
 from hvdlite.process_sets import process_set_by_id
-from hvdlite.tensorflow import xla
-from hvdlite.tensorflow.library import raw_ops
-from hvdlite.tensorflow.tracing import Reduction, WireName, call_scalars, is_nested, turn
-
-_SUM = Reduction(ops.Sum)
+from hvdlite.tensorflow.library import native, raw_ops
+from hvdlite.tensorflow.tracing import (
+    Reduction,
+    WireName,
+    call_scalars,
+    in_xla_context,
+    is_nested,
+    outermost_graph,
+    turn,
+)
 
 
 def check(tensor: Any, name: str, op: int | None = None) -> tf.Tensor:
@@ -46,45 +55,19 @@ def allreduce(
     tensors: Sequence[tf.Tensor], wire: WireName, reduction: Reduction
 ) -> list[tf.Tensor]:
     """Reduce checked tensors; those of one dtype complete together. Callers call `take_turns`."""
-    if reduction.weight is not None and reduction.op != ops.Average:
-        raise ArgumentError("weight goes with op=hvd.Average")
     if not tensors:
         return []
-    if xla.in_xla_context():
+    if in_xla_context():
         return _allreduce_in_xla(tensors, wire, reduction)
-    if reduction.weight is not None:
-        return _allreduce_weighted(tensors, wire, reduction)
-    return _allreduce(tensors, wire, reduction)
-
-
-def _allreduce(
-    tensors: Sequence[tf.Tensor], wire: WireName, reduction: Reduction
-) -> list[tf.Tensor]:
-    last = call_scalars(wire.number, reduction.prescale, reduction.postscale, reduction.weight)
-    op, cast = reduction.op, reduction.wire
-    return _per_dtype(lambda part, wire: allreduce_with(last, part, wire, op, cast), tensors, wire)
-
-
-def _allreduce_weighted(
-    tensors: Sequence[tf.Tensor], wire: WireName, reduction: Reduction
-) -> list[tf.Tensor]:
-    """Reduce with a weight; in the gradient each rank takes its weight's share of the sum."""
-
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def reduce(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
-        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
-            weight = tf.cast(reduction.weight, tf.float64)
-            back = wire.derived("gradient")._replace(tensors=wire.names)
-            (total,) = _allreduce([weight], back.plus("weight"), _SUM)
-            share = tf.math.divide_no_nan(weight, total)
-            plain = reduction._replace(op=ops.Sum, weight=None)
-            summed = _allreduce(as_dtypes_of(tensors, upstream), back, plain)
-            return [one * tf.cast(share, one.dtype) for one in summed]
-
-        return _allreduce(tensors, wire, reduction), gradient
-
-    results: list[tf.Tensor] = reduce(*tensors)
-    return results
+    op, cast, weight = reduction.op, reduction.wire, reduction.weight
+    last = call_scalars(wire.number, reduction.prescale, reduction.postscale, weight)
+    results = _per_dtype(
+        lambda part, wire: _allreduce_with(last, part, wire, op, cast), tensors, wire
+    )
+    if weight is None:
+        return results
+    why = "a weighted average has no gradient; leave out weight=, or use tf.stop_gradient()"
+    return [tf.raw_ops.PreventGradient(input=one, message=why) for one in results]
 
 
 def _allreduce_in_xla(
@@ -99,14 +82,89 @@ def _allreduce_in_xla(
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def reduce(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
-            check_differentiable(wire.text, reduction.op)
+            _check_differentiable(wire.text, reduction.op)
             back = wire.derived("gradient")._replace(tensors=wire.names)
-            return _allreduce_in_xla(as_dtypes_of(tensors, upstream), back, reduction)
+            return _allreduce_in_xla(_as_dtypes_of(tensors, upstream), back, reduction)
 
-        return xla.allreduce_group(tensors, wire, reduction), gradient
+        return _custom_call(tensors, wire, reduction), gradient
 
     results: list[tf.Tensor] = reduce(*tensors)
     return results
+
+
+def _custom_call(
+    tensors: Sequence[tf.Tensor], wire: WireName, reduction: Reduction
+) -> list[tf.Tensor]:
+    """Reduce tensors, which complete together, in one custom call; refuse unknown shapes."""
+    # XLA has no asynchronous operations, and its custom calls block, so all tensors of a request
+    # travel in one call (csrc/tensorflow/xla.cc), which is registered for CPUs only.
+    _register()
+    platform = _platform()
+    if platform != "CPU":
+        raise ArgumentError(
+            f"allreduce '{wire.text}' cannot be compiled by XLA for {platform}, only for CPU; "
+            "use jit_compile=False"
+        )
+    for tensor, name in zip(tensors, wire.names, strict=True):
+        if not tensor.shape.is_fully_defined():
+            raise ArgumentError(
+                f"'{name}' has the shape {tensor.shape} while XLA compiles it; give the function "
+                "an input_signature without unknown dimensions, or use jit_compile=False"
+            )
+    from tensorflow.compiler.tf2xla.python import xla
+
+    # XLA keeps no order between calls that do not depend on each other: ranks could block in
+    # different calls, each waiting for the other. A turn as input and output makes a call depend on
+    # the one that was traced before it, also in loops, branches and inner functions. Each outermost
+    # function has its own, because XLA locks the variables that a function writes: functions that
+    # run in several threads must not wait for each other.
+    handle = turn(outermost_graph().name)
+    before = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64)
+    operands = [*tensors, before]
+    results: list[tf.Tensor] = xla.custom_call_v2(
+        "hvdlite_allreduce",
+        operands,
+        [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in operands],
+        backend_config=_describe(tensors, wire, reduction),
+        has_side_effect=True,
+    )
+    tf.raw_ops.AssignVariableOp(resource=handle, value=results[-1])
+    return results[:-1]
+
+
+def _platform() -> str:
+    """Return the kind of device on which a function would run now."""
+    with tf.init_scope():
+        device = tf.DeviceSpec.from_string(tf.zeros([]).device)
+    return str(device.device_type or "CPU")
+
+
+def _describe(tensors: Sequence[tf.Tensor], wire: WireName, reduction: Reduction) -> str:
+    """Write the request as text for the C++ side."""
+    scales = (struct.pack(">d", scale).hex() for scale in (reduction.prescale, reduction.postscale))
+    parts = [str(reduction.op), str(wire.process_set), *scales, quote(wire.text, safe="")]
+    for tensor, name in zip(tensors, wire.names, strict=True):
+        dtype = dtype_number(tensor.dtype.name)
+        travels = travels_as(reduction.wire, tensor.dtype.name)
+        travels = dtype if travels is None else travels
+        fields = [dtype, travels, quote(name, safe=""), *tensor.shape.as_list()]
+        parts.append(",".join(map(str, fields)))
+    return ";".join(parts)
+
+
+@functools.cache
+def _register() -> None:
+    """Register the custom call with XLA, or raise an ArgumentError if XLA does not accept it."""
+    raw_ops()
+    register: Any = native().hvdlite_tensorflow_register_xla
+    register.restype = ctypes.c_bool
+    error = ctypes.create_string_buffer(500)
+    if not register(error, ctypes.c_size_t(len(error))):
+        why = error.value.decode(errors="replace")
+        raise ArgumentError(
+            f"XLA cannot call hvdlite with TensorFlow {tf.__version__} ({why}); "
+            "use jit_compile=False"
+        )
 
 
 def broadcast(tensors: Sequence[tf.Tensor], wire: WireName, root_rank: int) -> list[tf.Tensor]:
@@ -121,14 +179,14 @@ def broadcast(tensors: Sequence[tf.Tensor], wire: WireName, root_rank: int) -> l
 def allgather(tensors: Sequence[tf.Tensor], wire: WireName) -> list[tf.Tensor]:
     _check_rows("allgather", tensors, wire)
     last = call_scalars(wire.number)
-    outputs = _per_dtype(lambda *part: allgather_with(last, *part)[0], tensors, wire)
+    outputs = _per_dtype(lambda *part: _allgather_with(last, *part)[0], tensors, wire)
     return take_turns(wire, outputs)
 
 
 def allgather_sizes(tensor: tf.Tensor, wire: WireName) -> tuple[tf.Tensor, tf.Tensor]:
     """Gather one checked tensor; return also the number of rows of each rank (int64)."""
     _check_rows("allgather", [tensor], wire)
-    outputs, sizes = allgather_with(call_scalars(wire.number), [tensor], wire)
+    outputs, sizes = _allgather_with(call_scalars(wire.number), [tensor], wire)
     return take_turns(wire, outputs)[0], tf.reshape(sizes, [-1])
 
 
@@ -149,7 +207,7 @@ def alltoall(tensor: tf.Tensor, splits: tf.Tensor, wire: WireName) -> tuple[tf.T
     """Send rows to each rank; return the rows from all, and how many came from each."""
     # `splits` and the second result are int64. Empty splits give each rank the same number of rows.
     _check_rows("alltoall", [tensor], wire)
-    output, received = alltoall_with(call_scalars(wire.number), tensor, splits, wire)
+    output, received = _alltoall_with(call_scalars(wire.number), tensor, splits, wire)
     take_turns(wire, [output])
     return output, received
 
@@ -159,7 +217,7 @@ def query(what: str, process_set: int | None = None, name: str | None = None) ->
 
     A set has "rank" (-1 if this rank is not a member), "size", and "included" (0 or 1).
     """
-    if xla.in_xla_context():
+    if in_xla_context():
         # A compiled function contains the value of the time of tracing; a graph reads it when it
         # runs.
         if process_set is None:
@@ -181,7 +239,7 @@ def take_turns(wire: WireName, results: list[tf.Tensor]) -> list[tf.Tensor]:
     # TensorFlow runs operations that touch one variable in the order of the program. So each run
     # ends with a write to a variable of that name and process set, when all of `results` are ready.
     # Calls that XLA compiles order themselves.
-    if is_nested() and not xla.in_xla_context():
+    if is_nested() and not in_xla_context():
         with tf.control_dependencies(results):
             handle = turn(f"{wire.text}@{wire.process_set}")
             tf.raw_ops.AssignAddVariableOp(resource=handle, value=tf.constant(1, tf.int64))
@@ -189,10 +247,10 @@ def take_turns(wire: WireName, results: list[tf.Tensor]) -> list[tf.Tensor]:
 
 
 # The operations on tensors of one dtype. `last` is the `call_scalars` of the operation; gradients
-# use that of the operation whose gradient they are (see `autodiff`).
+# use that of the operation whose gradient they are (see below).
 
 
-def allreduce_with(
+def _allreduce_with(
     last: tf.Tensor,
     tensors: Sequence[tf.Tensor],
     wire: WireName,
@@ -207,7 +265,7 @@ def allreduce_with(
     )
 
 
-def allgather_with(
+def _allgather_with(
     last: tf.Tensor, tensors: Sequence[tf.Tensor], wire: WireName
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Gather tensors; return them and how many rows each rank had, by tensor and rank."""
@@ -215,7 +273,7 @@ def allgather_with(
     return outputs, sizes
 
 
-def alltoall_with(
+def _alltoall_with(
     last: tf.Tensor, tensor: tf.Tensor, splits: tf.Tensor, wire: WireName
 ) -> tuple[tf.Tensor, tf.Tensor]:
     output, received = raw_ops().hvdlite_alltoall(
@@ -251,13 +309,94 @@ def _per_dtype(
     return results
 
 
-def as_dtypes_of(outputs: Sequence[tf.Tensor], gradients: Sequence[Any]) -> list[tf.Tensor]:
+# The gradients of the operations are Horovod's: if a rank's input went to all ranks, its gradient
+# is the mean of the gradients that these ranks have for it (docs/collectives.md has the formulas).
+# Each is a collective itself, with the `call_scalars` of its operation, and can be differentiated
+# again.
+
+
+def _wire_of(operation: Any) -> WireName:
+    text = str(tf.compat.as_str_any(operation.get_attr("tensor_name")))
+    return WireName(text, process_set=int(operation.get_attr("process_set")))
+
+
+def _reduce(
+    operation: Any, gradients: tuple[Any, ...], op: int, cast: int | None = None
+) -> list[tf.Tensor]:
+    dense = _as_dtypes_of(operation.outputs, gradients)
+    wire = _wire_of(operation).derived("gradient").grouped(len(dense))
+    return take_turns(wire, _allreduce_with(operation.inputs[-1], dense, wire, op, cast))
+
+
+@tf.RegisterGradient("HvdliteAllreduce")  # type: ignore[untyped-decorator]
+def _gradients_of_allreduce(operation: Any, *gradients: Any) -> list[Any]:
+    """Reduce the gradients in the same way, with the same scales and the same cast."""
+    op = int(operation.get_attr("op"))
+    _check_differentiable(_wire_of(operation).text, op)
+    cast = int(operation.get_attr("wire"))
+    return [*_reduce(operation, gradients, op, None if cast < 0 else cast), None]
+
+
+@tf.RegisterGradient("HvdliteAllgather")  # type: ignore[untyped-decorator]
+def _gradients_of_allgather(operation: Any, *gradients: Any) -> list[Any]:
+    """Average the ranks' gradients and take the rows that this rank gave."""
+    means = _reduce(operation, gradients[:-1], ops.Average)  # The last output has the sizes.
+    rank = query("rank", _wire_of(operation).process_set)
+    results = []
+    for index, mean in enumerate(means):
+        sizes = operation.outputs[-1][index]
+        start = tf.reduce_sum(sizes[:rank])
+        own = mean[start : start + sizes[rank]]
+        own.set_shape(operation.inputs[index].shape)
+        results.append(own)
+    return [*results, None]
+
+
+@tf.RegisterGradient("HvdliteReducescatter")  # type: ignore[untyped-decorator]
+def _gradients_of_reducescatter(operation: Any, *gradients: Any) -> list[Any]:
+    """Gather the ranks' gradients, with the same scales; for a sum times the number of ranks."""
+    op = int(operation.get_attr("op"))
+    wire = _wire_of(operation)
+    _check_differentiable(wire.text, op, "reducescatter")
+    last = operation.inputs[-1]
+    factor = last[1] * last[2]
+    if op == ops.Sum:
+        factor *= tf.cast(query("size", wire.process_set), tf.float64)
+    back = wire.derived("gradient").grouped(len(gradients))
+    dense = _as_dtypes_of(operation.outputs, gradients)
+    scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in dense]
+    results = take_turns(back, _allgather_with(last, scaled, back)[0])
+    for result, tensor in zip(results, operation.inputs, strict=False):
+        result.set_shape(tensor.shape)
+    return [*results, None]
+
+
+@tf.RegisterGradient("HvdliteAlltoall")  # type: ignore[untyped-decorator]
+def _gradients_of_alltoall(operation: Any, gradient: Any, _: Any) -> list[Any]:
+    """Send the gradient of each row back to the rank that sent the row."""
+    wire = _wire_of(operation).derived("gradient")
+    (dense,) = _as_dtypes_of(operation.outputs, [gradient])
+    back, _ = _alltoall_with(operation.inputs[-1], dense, operation.outputs[1], wire)
+    take_turns(wire, [back])
+    back.set_shape(operation.inputs[0].shape)
+    return [back, None, None]
+
+
+@tf.RegisterGradient("HvdliteBroadcast")  # type: ignore[untyped-decorator]
+def _gradients_of_broadcast(operation: Any, *gradients: Any) -> list[Any]:
+    """Average the ranks' gradients on the root; the inputs of the others had no effect."""
+    means = _reduce(operation, gradients, ops.Average)
+    is_root = tf.equal(query("rank"), int(operation.get_attr("root")))
+    return [*(tf.where(is_root, mean, tf.zeros_like(mean)) for mean in means), None]
+
+
+def _as_dtypes_of(outputs: Sequence[tf.Tensor], gradients: Sequence[Any]) -> list[tf.Tensor]:
     """Return dense gradients of the outputs' dtypes, because all ranks need the same dtype."""
     pairs = zip(gradients, outputs, strict=False)
     return [tf.cast(tf.convert_to_tensor(one), output.dtype) for one, output in pairs]
 
 
-def check_differentiable(name: str, op: int, verb: str = "allreduce") -> None:
+def _check_differentiable(name: str, op: int, verb: str = "allreduce") -> None:
     """Raise an ArgumentError unless `op`, an average or a sum, has a gradient."""
     if op not in (ops.Average, ops.Sum):
         raise ArgumentError(
@@ -267,7 +406,7 @@ def check_differentiable(name: str, op: int, verb: str = "allreduce") -> None:
 
 
 def _refuse_xla(verb: str, name: str) -> None:
-    if xla.in_xla_context():
+    if in_xla_context():
         raise ArgumentError(f"{verb} '{name}' cannot be compiled by XLA; use jit_compile=False")
 
 

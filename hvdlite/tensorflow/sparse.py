@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from hvdlite import _core, ops
 from hvdlite.errors import ArgumentError, UnsupportedError
-from hvdlite.tensorflow import requests, xla
+from hvdlite.tensorflow import requests
 from hvdlite.tensorflow.requests import allgather, allgather_sizes, check
-from hvdlite.tensorflow.tracing import Reduction, WireName
+from hvdlite.tensorflow.tracing import Reduction, WireName, in_xla_context
 
 
 def allreduce_slices(
@@ -26,7 +26,7 @@ def allreduce_slices(
             f"'{wire.text}' is tf.IndexedSlices, whose rows can be averaged or summed; "
             "use sparse_as_dense=True for other operations"
         )
-    if xla.in_xla_context():
+    if in_xla_context():
         raise ArgumentError(
             f"'{wire.text}' is tf.IndexedSlices, whose rows XLA cannot gather; "
             "use sparse_as_dense=True, or jit_compile=False"

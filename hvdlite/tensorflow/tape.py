@@ -8,7 +8,6 @@ in flight together. Eagerly each call waits for its own gradients.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,21 +18,26 @@ from hvdlite import ops
 from hvdlite.errors import ArgumentError
 from hvdlite.ops import cast_in_core
 from hvdlite.optimizers import (
-    Groups,
     check_finite,
     check_gradient_op,
-    check_groups,
     check_weight,
     finite_level,
     local_layer_variables,
 )
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.replicas import warn_of_no_check
-from hvdlite.tensorflow import requests, xla
+from hvdlite.tensorflow import requests
 from hvdlite.tensorflow.ops import Compression
 from hvdlite.tensorflow.requests import check
 from hvdlite.tensorflow.sparse import reduce_sparse_gradient
-from hvdlite.tensorflow.tracing import Reduction, WireName, graph_name, set_number, traced_as_it_is
+from hvdlite.tensorflow.tracing import (
+    Reduction,
+    WireName,
+    graph_name,
+    in_xla_context,
+    set_number,
+    traced_as_it_is,
+)
 
 
 def DistributedGradientTape(
@@ -45,7 +49,7 @@ def DistributedGradientTape(
     op: int = ops.Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
-    groups: Groups | None = None,
+    groups: Any = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     *,
@@ -66,8 +70,7 @@ def DistributedGradientTape(
         op: `Average`, `Sum` or `Adasum` (of each gradient separately).
         gradient_predivide_factor: divides by this factor before the sum and by size / factor after
             it, for sums that would overflow otherwise.
-        num_groups: divides the gradients into that many groups that travel together; 0: each alone.
-        groups: as `num_groups`, or a list of lists of sources: each list is one group.
+        num_groups, groups: ignored; the core fuses gradients that are ready together.
         process_set: gradients are reduced over its members; other ranks keep their own.
         scale_local_gradients: divides the gradients of local sources (see `register_local_source`)
             by the number of ranks, as averaging does with those of the others.
@@ -92,8 +95,6 @@ def DistributedGradientTape(
     check_weight(weight, op)
     if process_set is not global_process_set:
         registered_id(process_set)
-    groups = num_groups if groups is None else groups
-    groups = check_groups(groups, "source", none="each gradient alone")
     options = {
         "reduction": Reduction(
             op, 1.0 / gradient_predivide_factor, gradient_predivide_factor, weight
@@ -101,7 +102,7 @@ def DistributedGradientTape(
         "compression": compression,
         "sparse_as_dense": sparse_as_dense,
     }
-    settings = _SourceGradients(options, groups, process_set, name, scale_local_gradients)
+    settings = _SourceGradients(options, process_set, name, scale_local_gradients)
     gradtape = tf.GradientTape() if gradtape is None else gradtape
     if isinstance(gradtape, _Distributed):
         raise ArgumentError("this tape is a DistributedGradientTape already")
@@ -185,7 +186,6 @@ class _SourceGradients:
     """How a tape's gradients are reduced; those of `local` sources are not."""
 
     options: dict[str, Any]  # of `reduce_gradients`
-    groups: Groups
     process_set: ProcessSet
     name: str | None
     scales_local: bool
@@ -199,7 +199,6 @@ class _SourceGradients:
         reduced = reduce_gradients(
             [None if skip else one for skip, one in zip(own, gradients, strict=True)],
             self._names(len(gradients)),
-            groups=_positions(self.groups, sources),
             process_set=self.process_set,
             **self.options,
         )
@@ -218,28 +217,19 @@ class _SourceGradients:
         return [f"{prefix}.{i}" for i in range(count)]
 
 
-def _positions(groups: Groups, sources: Sequence[Any]) -> list[list[int]]:
-    if isinstance(groups, int):
-        count = min(groups, len(sources))
-        bounds = [len(sources) * i // count for i in range(count + 1)] if count else []
-        return [list(range(a, b)) for a, b in itertools.pairwise(bounds)]
-    place = {id(source): position for position, source in enumerate(sources)}
-    return [[place[id(one)] for one in group if id(one) in place] for group in groups]
-
-
 def reduce_gradients(
     gradients: Sequence[Any],
     names: Sequence[str],
     reduction: Reduction,
     compression: Any,
     sparse_as_dense: bool = False,
-    groups: Sequence[Sequence[int]] = (),
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Reduce tensors, tf.IndexedSlices or None, which stays None, over a process set's members."""
     # In a function each gradient is an operation of its own, which starts as soon as the gradient
-    # is ready; those of one group travel together. Eagerly an operation blocks, and under XLA it
-    # cannot overlap, so all gradients travel in one request.
+    # is ready. Eagerly an operation blocks, and under XLA it cannot overlap, so all gradients
+    # travel in one request. It has the name of the first gradient, even if that is None on this
+    # rank: ranks with different gradients then get a mismatch error.
     if process_set is not global_process_set and not process_set.included():
         return list(gradients)
     number = set_number(process_set)
@@ -251,7 +241,7 @@ def reduce_gradients(
         if gradient is None:
             continue
         if isinstance(gradient, tf.IndexedSlices):
-            if not (sparse_as_dense or xla.in_xla_context()):
+            if not (sparse_as_dense or in_xla_context()):
                 continue
             gradient = tf.convert_to_tensor(gradient)
         gradient = check(gradient, names[i], reduction.op)
@@ -261,8 +251,11 @@ def reduce_gradients(
         wire = WireName(names[i], process_set=number)
         results[i] = reduce_sparse_gradient(results[i], wire, reduction, compression)
     reduction = reduction._replace(wire=cast)
-    for positions, name in _parts(names, contexts, sparse, groups):
+    dense = list(contexts)
+    together = dense and (tf.executing_eagerly() or in_xla_context())
+    for positions in [dense] if together else [[i] for i in dense]:
         tensors = [results[i] for i in positions]
+        name = names[0] if together else names[positions[0]]
         wire = WireName(name, process_set=number, tensors=[names[i] for i in positions])
         reduced = requests.allreduce(tensors, wire, reduction)
         received += reduced
@@ -275,7 +268,7 @@ def reduce_gradients(
 
 def _once_finite(gradients: Sequence[Any], names: Sequence[str]) -> list[Any]:
     """Return the gradients, which wait for the check of HVDLITE_CHECK_FINITE."""
-    if xla.in_xla_context():
+    if in_xla_context():
         raise ArgumentError("HVDLITE_CHECK_FINITE does not work in XLA; use jit_compile=False")
     given = {name: one for name, one in zip(names, gradients, strict=True) if one is not None}
     values = [getattr(one, "values", one) for one in given.values()]
@@ -291,25 +284,3 @@ def _once_finite(gradients: Sequence[Any], names: Sequence[str]) -> list[Any]:
             else (None if one is None else tf.identity(one))
             for one in gradients
         ]
-
-
-def _parts(
-    names: Sequence[str],
-    dense: dict[int, Any],
-    sparse: Sequence[int],
-    groups: Sequence[Sequence[int]],
-) -> list[tuple[list[int], str]]:
-    """Divide the dense gradients into requests: the positions and the name of each request."""
-    if tf.executing_eagerly() or xla.in_xla_context():
-        groups = [range(len(names))]
-    grouped = {i for group in groups for i in group}
-    parts = [([i], names[i]) for i in dense if i not in grouped]
-    # A group has the name of its first member, even if that has no gradient on this rank. So ranks
-    # with different gradients or groups make requests of one name, and get a mismatch error. A
-    # first member that is sparse has a request of that name itself.
-    for group in groups:
-        positions = [i for i in group if i in dense]
-        if positions:
-            own = ".group" if group[0] in sparse else ""
-            parts.append((positions, names[group[0]] + own))
-    return parts

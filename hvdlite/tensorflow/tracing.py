@@ -112,6 +112,15 @@ def is_nested() -> bool:
     return tf.compat.v1.get_default_graph() is not outermost_graph()
 
 
+def in_xla_context() -> bool:
+    """Return whether XLA will compile the function that is being traced."""
+    # The module is private to TensorFlow, and exists in 2.16 to 2.21; there is no public way.
+    from tensorflow.python.ops import control_flow_util
+
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    return graph is not None and bool(control_flow_util.GraphOrParentsInXlaContext(graph))
+
+
 def call_scalars(
     number: int = -1, prescale: float = 1.0, postscale: float = 1.0, weight: Any = None
 ) -> tf.Tensor:

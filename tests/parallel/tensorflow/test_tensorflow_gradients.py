@@ -17,7 +17,6 @@ from parallel.tensorflow.tensorflow_worlds import (
     hvd,
     in_graph,
     mine,
-    ranks,
     run_scenarios,
     same,
     tf,
@@ -160,7 +159,6 @@ def scenario_of_every_dtype(form: Form) -> None:
         "allreduce": (hvd.allreduce, 1),
         "scaled": (lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5), 0.5 * hvd.size()),
         "narrow": (lambda x: hvd.allreduce(x, compression=hvd.Compression.fp16), 1),
-        "weighted": (lambda x: hvd.allreduce(x, weight=1.0), 1),
         "grouped": (lambda x: hvd.grouped_allreduce([x, x]), 2),
         "allgather": (hvd.allgather, 1),
         "gathers": (lambda x: hvd.grouped_allgather([x, x]), 2),
@@ -191,15 +189,9 @@ def scenario_of_every_dtype(form: Form) -> None:
                 assert same(result, float(expected), 1e-6), (name, dtype, result)
 
 
-def scenario_of_a_weighted_average(form: Form) -> None:
-    share = (hvd.rank() + 1) / sum(ranks()) * hvd.size()
-    for weight in (hvd.rank() + 1, tf.constant(hvd.rank() + 1.0)):
-
-        def reduce(x: Any, weight: Any = weight) -> Any:
-            return hvd.allreduce(x, weight=weight)
-
-        result = form(lambda x, reduce=reduce: gradient_of(reduce, x))(mine(3))
-        assert same(result, share, 1e-6)
+def scenario_there_is_none_of_a_weighted_average(form: Form) -> None:
+    with raises(LookupError, "a weighted average has no gradient"):
+        form(lambda x: gradient_of(lambda x: hvd.allreduce(x, weight=2.0), x))(mine(3))
 
 
 def scenario_of_a_gradient(form: Form) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -95,21 +94,20 @@ def scenario_tables_of_many_dtypes_and_shapes_beside_dense_ones(form: Form) -> N
     layer = tf.Variable(tf.ones([3]))
     words = tf.constant([hvd.rank(), hvd.rank(), 3], tf.int64)
 
-    def step(how: Any) -> Any:
+    def step() -> Any:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(layer)
             for table in tables:
                 loss += tf.cast(tf.reduce_sum(tf.gather(table, words)), tf.float32)
-        return hvd.DistributedGradientTape(tape, op=hvd.Sum, **how).gradient(loss, [*tables, layer])
+        return hvd.DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, [*tables, layer])
 
-    for how in ({}, {"num_groups": 2}, {"groups": [[layer, tables[1]]]}):
-        *of_tables, of_layer = form(lambda how=how: step(how))()
-        assert of_layer.numpy().tolist() == [3.0] * 3
-        for table, result in zip(tables, of_tables, strict=True):
-            assert result.dtype == table.dtype and result.indices.dtype == tf.int64
-            rows = tf.cast(tf.convert_to_tensor(result), tf.float32).numpy()
-            assert rows.reshape(len(rows), -1)[:4, 0].tolist() == [2.0, 2.0, 2.0, 3.0]
-            assert not rows[4:].any()
+    *of_tables, of_layer = form(step)()
+    assert of_layer.numpy().tolist() == [3.0] * 3
+    for table, result in zip(tables, of_tables, strict=True):
+        assert result.dtype == table.dtype and result.indices.dtype == tf.int64
+        rows = tf.cast(tf.convert_to_tensor(result), tf.float32).numpy()
+        assert rows.reshape(len(rows), -1)[:4, 0].tolist() == [2.0, 2.0, 2.0, 3.0]
+        assert not rows[4:].any()
 
 
 def scenario_slices_without_a_shape_stay_rows(form: Form) -> None:
@@ -201,30 +199,6 @@ def scenario_what_rows_have_no_reduction_for_is_not_implemented(form: Form) -> N
             for kind in (NotImplementedError, hvd.ArgumentError):
                 with pytest.raises(kind, match="whose rows can be averaged or summed"):
                     form(lambda verb=verb, op=op: verb(my_slices(), op=op))()
-
-
-def scenario_a_group_whose_first_member_travels_by_itself() -> None:
-    """The rows of the table travel in requests of their own, whichever request comes first."""
-    table, layer = tf.Variable(tf.ones([5, 3])), tf.Variable(tf.ones([5, 3]))
-
-    def late(seconds: Any) -> Any:
-        time.sleep(float(seconds))
-        return np.float32(1.0)
-
-    @tf.function  # type: ignore[untyped-decorator]
-    def step(seconds: Any) -> Any:
-        with tf.GradientTape() as tape:
-            one = tf.numpy_function(late, [seconds], tf.float32)
-            one.set_shape([])
-            loss = tf.reduce_sum(tf.gather(table, tf.range(5)))
-            loss = (loss + 100.0 * one * tf.reduce_sum(layer)) * (hvd.rank() + 1)
-        return hvd.DistributedGradientTape(tape, num_groups=1).gradient(loss, [table, layer])
-
-    mean = (hvd.size() + 1) / 2
-    for number in range(10):
-        of_table, of_layer = step(tf.constant(0.02 * ((number + hvd.rank()) % 2)))
-        np.testing.assert_allclose(tf.convert_to_tensor(of_table), np.full((5, 3), mean))
-        np.testing.assert_allclose(of_layer, np.full((5, 3), 100.0 * mean))
 
 
 def scenario_xla_gets_dense_ones() -> None:

@@ -193,10 +193,10 @@ def scenario_what_xla_cannot_do_says_so() -> None:
 
 
 def scenario_gpu_is_refused_while_tracing() -> None:
-    from hvdlite.tensorflow import xla
+    from hvdlite.tensorflow import requests
 
     with (
-        mock.patch.object(xla, "_platform", lambda: "GPU"),
+        mock.patch.object(requests, "_platform", lambda: "GPU"),
         pytest.raises(hvd.ArgumentError, match="for GPU, only for CPU; use jit_compile=False"),
     ):
         compiled(hvd.allreduce)(mine(2))
