@@ -29,7 +29,7 @@ bool find_process_set(std::uint32_t process_set, HvdlitePlace* place);
 // that the message names, map to INVALID_ARGUMENT, and ranks that disagree to FAILED_PRECONDITION,
 // which scripts of Horovod expect: the world goes on. All else ended the world and maps to ABORTED,
 // which graphs pass on unchanged. The class that Python raises for each is in
-// hvdlite/tensorflow/errors.py.
+// hvdlite/tensorflow/library.py.
 inline TF_Code code_of(const HvdliteResult& result) {
   switch (static_cast<StatusCode>(result.code)) {
     case StatusCode::kInvalidArgument:

@@ -29,7 +29,7 @@ namespace {
 constexpr const char* kTarget = "hvdlite_allreduce";
 
 // XLA gives every failed call the same code, so the end of the message names the class of the error
-// that hvd.elastic.run catches. MARK in hvdlite/tensorflow/errors.py is the same text.
+// that hvd.elastic.run catches. _MARK in hvdlite/tensorflow/library.py is the same text.
 constexpr const char* kMark = " [hvdlite.errors.CollectiveError]";
 
 // The custom call's description, as _describe() in hvdlite/tensorflow/requests.py writes it:

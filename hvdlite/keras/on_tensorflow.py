@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite.errors import ArgumentError
-from hvdlite.tensorflow.errors import collective_errors as collective_errors
+from hvdlite.tensorflow.library import collective_errors as collective_errors
 from hvdlite.tensorflow.ops import Compression as Compression
 from hvdlite.tensorflow.tape import reduce_gradients
 from hvdlite.tensorflow.tracing import Reduction, in_xla_context, traced_as_it_is

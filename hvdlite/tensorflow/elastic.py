@@ -13,8 +13,8 @@ from hvdlite import elastic
 from hvdlite.elastic import history
 from hvdlite.elastic.state import VariableState
 from hvdlite.errors import ArgumentError, UnsupportedError
-from hvdlite.tensorflow.errors import collective_errors
 from hvdlite.tensorflow.functions import broadcast_variables
+from hvdlite.tensorflow.library import collective_errors
 
 __all__ = ["TensorFlowState", "history", "run"]
 

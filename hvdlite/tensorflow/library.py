@@ -11,14 +11,14 @@ import ctypes
 import functools
 import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from hvdlite import _core, basics
-from hvdlite.errors import HvdliteError
-from hvdlite.tensorflow.errors import both
+from hvdlite import _core, basics, errors
 
 # The tests run on these releases. The library relies on how TensorFlow's experimental C API calls
 # back, which any release may change.
@@ -26,6 +26,8 @@ OLDEST_TESTED = (2, 16)
 NEWEST_TESTED = (2, 21)
 
 _FILE = Path(_core.__file__).parent / "tensorflow" / "libhvdlite_tensorflow.so"
+# csrc/tensorflow/xla.cc ends a message with it if the call failed because the world has ended.
+_MARK = "[hvdlite.errors.CollectiveError]"
 _lock = threading.Lock()
 _loaded: _Library | None = None
 
@@ -85,14 +87,14 @@ class _Library:
             )
             world = (ctypes.c_int32 * len(numbers))(*numbers)
             if not self._attach(engine.core_table(), world):
-                raise HvdliteError(
+                raise errors.HvdliteError(
                     f"{_FILE.name} and hvdlite's core are of different versions; reinstall hvdlite"
                 )
         self._engine = engine
 
 
 class _Operations:
-    """The operations of the library; eager failures raise errors of ours, too (see `errors`)."""
+    """The operations of the library; eager failures raise errors of ours, too."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -105,7 +107,57 @@ class _Operations:
             try:
                 return operation(*inputs, **attributes)
             except tf.errors.OpError as error:
-                raise both(error) from None
+                raise _both(error) from None
 
         setattr(self, name, run)
         return run
+
+
+# The errors of eager operations: each class is one of TensorFlow's and one of ours. The kernel's
+# error code decides the class; csrc/tensorflow/attachment.h has the codes. In a graph TensorFlow
+# itself raises the error, so that it has TensorFlow's class only. XLA gives every failure of a
+# custom call one code; there the message names the class if the world has ended.
+
+
+class AbortedError(tf.errors.AbortedError, errors.CollectiveError):  # type: ignore[misc]
+    """The world is over for this rank."""
+
+
+class FailedPreconditionError(tf.errors.FailedPreconditionError, errors.MismatchError):  # type: ignore[misc]
+    """Ranks submitted different things under one name; the world goes on."""
+
+
+class InvalidArgumentError(tf.errors.InvalidArgumentError, errors.ArgumentError):  # type: ignore[misc]
+    """A call of this rank, or of the rank that the message names, is wrong; the world goes on."""
+
+
+class ResourceExhaustedError(tf.errors.ResourceExhaustedError, errors.OutOfMemoryError):  # type: ignore[misc]
+    """There is no memory for the operation; the world goes on."""
+
+
+_KINDS: tuple[Any, ...] = (
+    AbortedError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+)
+
+
+def _both(error: Any) -> Any:
+    """Convert a tf.errors.OpError to one of the classes above, if there is one for it."""
+    for kind in _KINDS:
+        if type(error) is kind.__base__:
+            return kind(error.node_def, error.op, error.message)
+    return error
+
+
+@contextmanager
+def collective_errors() -> Iterator[None]:
+    """Raise a CollectiveError where a graph or XLA raises TensorFlow's own error for it."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        ended = isinstance(error, tf.errors.AbortedError) or _MARK in str(error.message)
+        if isinstance(error, errors.CollectiveError) or not ended:
+            raise
+        raise errors.CollectiveError(error.message) from error
