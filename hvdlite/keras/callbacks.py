@@ -266,9 +266,6 @@ class MetricAverageCallback(Callback):
             self._evaluate.end()
             self._evaluate = None
 
-    def _implements_test_batch_hooks(self) -> bool:
-        return True
-
 
 class _AveragedEvaluate:
     """Makes one call of `evaluate` return the metrics of all ranks together."""

@@ -46,16 +46,13 @@ Logs = dict[str, Any] | None
 
 
 class HasBatchHooks:
-    """Tells `fit` of Keras 2 (`tf_keras`) which batches the callback wants to see."""
+    """Tells `fit` of Keras 2 (`tf_keras`) that the callback wants to see each batch."""
 
     def _implements_train_batch_hooks(self) -> bool:
         return True
 
-    def _implements_test_batch_hooks(self) -> bool:
-        return False
-
-    def _implements_predict_batch_hooks(self) -> bool:
-        return False
+    _implements_test_batch_hooks = _implements_train_batch_hooks
+    _implements_predict_batch_hooks = _implements_train_batch_hooks
 
 
 class Callback(HasBatchHooks, keras.callbacks.Callback):  # type: ignore[misc]
