@@ -232,7 +232,6 @@ class RayChannel:
         self._why = ""
         self._lock = threading.Lock()
         self._sealed: SealedChannel | None = None
-        self._connection: socket.socket | None = None
 
     def attach(self, connection: socket.socket, keys: tuple[bytes, bytes]) -> None:
         with self._lock:
@@ -240,10 +239,9 @@ class RayChannel:
                 connection.close()
                 return
             self.pending = False
-            self.peer = str(connection.getpeername()[0])
-            self._connection = connection
             pair = (self._inner, self._owners)
             self._sealed = SealedChannel(connection, keys, NODE_SILENCE, pair=pair)
+            self.peer = self._sealed.peer
 
     def fail(self, why: str) -> None:
         """End the channel, unless the node has connected."""
@@ -257,16 +255,14 @@ class RayChannel:
         return self._why if self._sealed is None else self._sealed.said()
 
     def cut(self) -> None:
-        """Break the channel at once, and with it the agent's."""
+        """Break the channel at once; what the owner has written is still sent."""
         self.fail("it was given up")
-        for end in (self._owners, self._connection):
-            if end is not None:
-                with contextlib.suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self._owners.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
         """Give back what the actor has reserved, after what is under way to it."""
-        self.fail("it was given up")
+        self.cut()
         if self._sealed is not None:
             self._sealed.end()
         self._owners.close()

@@ -8,7 +8,7 @@ import secrets
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from hvdlite import basics
@@ -77,13 +77,12 @@ class Group:
         token, job_id = secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(JOB_ID_BYTES)
         (store,) = self._get([self.actors[0].serve.remote(places, token, job_id)])
         pending = []
-        for assignment in assignments(places, store, token, job_id, epoch=0):
-            own = replace(
-                assignment,
-                launcher="hvdlite.ray",
-                interfaces=tuple(interfaces),
-                start_timeout=self._meeting_timeout,
-            )
+        settings = {
+            "launcher": "hvdlite.ray",
+            "interfaces": tuple(interfaces),
+            "start_timeout": self._meeting_timeout,
+        }
+        for own in assignments(places, store, token, job_id, 0, **settings):
             of_node = [one for one in self._workplaces if one.place.node == places[own.rank].node]
             gpus = list(dict.fromkeys(gpu for one in of_node for gpu in one.gpus))
             pending.append(self.actors[own.rank].assign.remote(own, gpus))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from hvdlite import basics
@@ -128,16 +128,13 @@ class HvdliteBackend(Backend):  # type: ignore[misc]
         token, job_id = secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(JOB_ID_BYTES)
         epoch, self._starts = self._starts, self._starts + 1
         store = worker_group.execute_single(0, _serve, places, token, job_id, epoch)
-        pending = []
-        for assignment in assignments(places, store, token, job_id, epoch):
-            own = replace(
-                assignment,
-                launcher="Ray Train",
-                interfaces=backend_config.interfaces,
-                start_timeout=float(backend_config.start_timeout_s),
-            )
-            pending.append(worker_group.execute_single_async(assignment.rank, assign_rank, own))
-        ray.get(pending)
+        settings = {
+            "launcher": "Ray Train",
+            "interfaces": backend_config.interfaces,
+            "start_timeout": float(backend_config.start_timeout_s),
+        }
+        given = assignments(places, store, token, job_id, epoch, **settings)
+        ray.get([worker_group.execute_single_async(one.rank, assign_rank, one) for one in given])
 
     def on_shutdown(self, worker_group: Any, backend_config: HvdliteConfig) -> None:
         """Have all workers leave their world; some may be dead, which Ray handles."""

@@ -10,7 +10,8 @@ fresh secret and sends it by its own means, because nobody else may read it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from hvdlite.errors import ArgumentError
 from hvdlite.rendezvous.environment import JOB_ID_BYTES, TOKEN_BYTES, WorkerEnvironment
@@ -46,13 +47,13 @@ def start_store(places: Sequence[Place], token: bytes, job_id: bytes, epoch: int
 
 
 def assignments(
-    places: Sequence[Place], store: str, token: bytes, job_id: bytes, epoch: int
+    places: Sequence[Place], store: str, token: bytes, job_id: bytes, epoch: int, **settings: Any
 ) -> list[WorkerEnvironment]:
-    """Return the assignments of all ranks; see `assignment_for`."""
+    """Return the assignments of all ranks, with these settings; see `assignment_for`."""
     _check(places, token, job_id, epoch)
-    return [
-        assignment_for(places, rank, store, token, job_id, epoch) for rank in range(len(places))
-    ]
+    ranks = range(len(places))
+    given = [assignment_for(places, rank, store, token, job_id, epoch) for rank in ranks]
+    return [replace(one, **settings) for one in given]
 
 
 def assignment_for(

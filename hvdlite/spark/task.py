@@ -60,12 +60,9 @@ def run_task(plan: Plan, context: Any) -> Report:
         if "error" in served:
             failure = None if rank else _did_not_start(rank, served["error"])
             return Report(rank, failure, status=1)
-        assignment = replace(
-            assignment_for(places, rank, served["store"], job.token, job.job_id, job.epoch),
-            start_timeout=plan.start_timeout,
-        )
-        alarmed = _AlarmedRank(rank, len(places), job, served["hub"], listener)
-        return _watch(plan, assignment, alarmed, context)
+        own = assignment_for(places, rank, served["store"], job.token, job.job_id, job.epoch)
+        assignment = replace(own, start_timeout=plan.start_timeout)
+        return _watch(plan, assignment, served["hub"], listener, context)
 
 
 def _serve(
@@ -93,8 +90,13 @@ def _serve(
 
 
 def _watch(
-    plan: Plan, assignment: WorkerEnvironment, alarmed: _AlarmedRank, context: Any
+    plan: Plan,
+    assignment: WorkerEnvironment,
+    hub: str,
+    listener: socket.socket | None,
+    context: Any,
 ) -> Report:
+    """Start the rank, and watch it to its end; only the hub, rank 0's task, has a listener."""
     rank = assignment.rank
     # The processes of this rank are found by a number that no other task of this host has.
     own = token_bytes(JOB_ID_BYTES)
@@ -103,11 +105,15 @@ def _watch(
     command = [sys.executable, "-m", "hvdlite.launch.call"]
     stdin = pack(_assigned, (assignment, plan.call), {})
     with Console() as console, SignalInbox() as inbox:
+        alarmed = _AlarmedRank()
         supervisor = Supervisor(console, inbox, own, alarmed, reports=False)
 
         def start() -> None:
             try:
-                alarmed.meet(Deadline(plan.start_timeout))
+                if listener is None:
+                    alarmed.alarm.connect(hub, plan.job, rank, Deadline(plan.start_timeout))
+                else:
+                    alarmed.alarm.listen(listener.dup(), plan.job, assignment.size)
                 worker = start_worker(rank, command, environment, stdin=stdin)
             except BaseException:
                 alarmed.left()
@@ -130,44 +136,30 @@ def _watch(
 class _AlarmedRank(Policy):
     """Decides about the one rank of a task; the alarm of another task ends it."""
 
-    def __init__(
-        self, rank: int, size: int, job: Job, hub: str, listener: socket.socket | None
-    ) -> None:
-        self._rank, self._size, self._secret = rank, size, job
-        self._address, self._listener = hub, listener
-        self._alarm: Alarm | None = None
+    alarm: Alarm
 
-    def meet(self, deadline: Deadline) -> None:
-        self._alarm = Alarm(self.supervisor.selector, self._rang)
-        if self._listener is None:
-            self._alarm.connect(self._address, self._secret, self._rank, deadline)
-        else:
-            self._alarm.listen(self._listener.dup(), self._secret, self._size)
+    def attach(self, supervisor: Supervisor) -> None:
+        super().attach(supervisor)
+        # When another rank has failed, this one has a moment to say what it knows.
+        self.alarm = Alarm(supervisor.selector, lambda: supervisor.end_in(CAUSE_WINDOW))
 
     def left(self) -> None:
         """Disconnect this task from the others; if its rank is not done, they end theirs."""
-        if self._alarm is not None:
-            self._alarm.close()
+        self.alarm.close()
 
     def expects(self) -> bool:
-        return self._alarm is not None and self._alarm.waits
+        return self.alarm.waits
 
     def ended(self, worker: AnyRank, ending: Ending, excused: bool) -> Next:
-        if self._alarm is not None:
-            if ending.well:
-                self._alarm.done()
-            else:
-                self._alarm.ring()
+        if ending.well:
+            self.alarm.done()
+        else:
+            self.alarm.ring()
         return super().ended(worker, ending, excused)
 
     def tick(self, now: float) -> float | None:
-        if self._alarm is not None:
-            self._alarm.expire()
+        self.alarm.expire()
         return None
-
-    def _rang(self) -> None:
-        """End the rank, because another one has failed; it has a moment to say what it knows."""
-        self.supervisor.end_in(CAUSE_WINDOW)
 
 
 def _assigned(assignment: WorkerEnvironment, call: bytes) -> Any:
