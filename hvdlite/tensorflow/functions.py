@@ -85,13 +85,11 @@ def _overwrite(targets: Sequence[Any], root_rank: int, wire: WireName) -> None:
         str(getattr(variable, "path", getattr(variable, "name", f"{wire.text}.{index}")))
         for index, variable in enumerate(targets)
     ]
-    tensors = []
     for variable, name in zip(targets, names, strict=True):
         if not hasattr(variable, "assign"):
             raise ArgumentError(f"'{name}' is a {type(variable).__name__}, not a variable")
-        tensors.append(requests.check(variable, name))
     wire = wire._replace(tensors=names)
-    received = requests.broadcast(tensors, wire, root_rank) if tensors else []
+    received = requests.broadcast(targets, wire, root_rank) if targets else []
     for variable, tensor in zip(targets, received, strict=True):
         variable.assign(tensor)
 

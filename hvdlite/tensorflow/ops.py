@@ -15,11 +15,10 @@ import tensorflow as tf
 from hvdlite import basics, objects
 from hvdlite import ops as neutral
 from hvdlite.errors import ArgumentError
-from hvdlite.ops import CastCompressor, NoneCompressor, cast_in_core, send_compressed
+from hvdlite.ops import CastCompressor, NoneCompressor
 from hvdlite.optimizers import check_weight
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
 from hvdlite.tensorflow import requests
-from hvdlite.tensorflow.requests import check
 from hvdlite.tensorflow.sparse import allreduce_slices
 from hvdlite.tensorflow.tracing import Reduction, WireName, traced_as_it_is, wire_name
 
@@ -135,9 +134,7 @@ def allreduce(
     check_weight(weight, op)
     reduction = Reduction(op, prescale_factor, postscale_factor, weight)
     wire = wire_name("allreduce", name, process_set)
-    if isinstance(tensor, tf.IndexedSlices) and not sparse_as_dense:
-        return allreduce_slices(tensor, wire, reduction, compression)
-    if isinstance(tensor, tf.IndexedSlices):
+    if isinstance(tensor, tf.IndexedSlices) and sparse_as_dense:
         tensor = tf.convert_to_tensor(tensor)
     return _allreduce([tensor], wire, reduction, compression)[0]
 
@@ -174,32 +171,26 @@ def grouped_allreduce(
     check_weight(weight, op)
     reduction = Reduction(op, prescale_factor, postscale_factor, weight)
     wire = wire_name("grouped_allreduce", name, process_set).grouped(len(tensors))
-    results = list(tensors)
-    dense = []
-    for i, tensor in enumerate(tensors):
-        if isinstance(tensor, tf.IndexedSlices):
-            own = wire._replace(text=wire.names[i], tensors=None)
-            results[i] = allreduce_slices(tensor, own, reduction, compression)
-        else:
-            dense.append(i)
-    wire = wire._replace(tensors=[wire.names[i] for i in dense])
-    reduced = _allreduce([tensors[i] for i in dense], wire, reduction, compression)
-    for i, tensor in zip(dense, reduced, strict=True):
-        results[i] = tensor
-    return results
+    return _allreduce(tensors, wire, reduction, compression)
 
 
 def _allreduce(
     tensors: Sequence[Any], wire: WireName, reduction: Reduction, compression: Any
-) -> list[tf.Tensor]:
-    checked = [check(*each, reduction.op) for each in zip(tensors, wire.names, strict=True)]
-    cast, by_hand = cast_in_core(compression, reduction.op)
-    reduction = reduction._replace(wire=cast)
-    return send_compressed(
-        lambda sent: requests.take_turns(wire, requests.allreduce(sent, wire, reduction)),
-        checked,
-        by_hand,
-    )
+) -> list[Any]:
+    """Reduce tensors together, and each of tf.IndexedSlices alone."""
+    results = list(tensors)
+    dense = []
+    for i, (tensor, name) in enumerate(zip(tensors, wire.names, strict=True)):
+        if isinstance(tensor, tf.IndexedSlices):
+            own = wire._replace(text=name, tensors=None)
+            results[i] = allreduce_slices(tensor, own, reduction, compression)
+        else:
+            dense.append(i)
+    wire = wire._replace(tensors=[wire.names[i] for i in dense])
+    reduced = requests.allreduce([tensors[i] for i in dense], wire, reduction, compression)
+    for i, tensor in zip(dense, reduced, strict=True):
+        results[i] = tensor
+    return results
 
 
 @traced_as_it_is
@@ -229,7 +220,7 @@ def allgather(
         >>> every_prediction = hvd.allgather(predictions)
     """
     wire = wire_name("allgather", name, process_set)
-    return requests.allgather([check(tensor, wire.text)], wire)[0]
+    return requests.allgather([tensor], wire)[0]
 
 
 @traced_as_it_is
@@ -250,8 +241,7 @@ def grouped_allgather(
         >>> predictions, labels = hvd.grouped_allgather([predictions, labels])
     """
     wire = wire_name("grouped_allgather", name, process_set).grouped(len(tensors))
-    checked = [check(*each) for each in zip(tensors, wire.names, strict=True)]
-    return requests.allgather(checked, wire)
+    return requests.allgather(tensors, wire)
 
 
 @traced_as_it_is
@@ -293,7 +283,7 @@ def reducescatter(
     """
     wire = wire_name("reducescatter", name, process_set)
     reduction = Reduction(neutral.choose_op(None, op), prescale_factor, postscale_factor)
-    return _reducescatter([tensor], wire, reduction, compression)[0]
+    return requests.reducescatter([tensor], wire, reduction, compression)[0]
 
 
 @traced_as_it_is
@@ -322,16 +312,7 @@ def grouped_reducescatter(
     """
     wire = wire_name("grouped_reducescatter", name, process_set).grouped(len(tensors))
     reduction = Reduction(neutral.choose_op(None, op), prescale_factor, postscale_factor)
-    return _reducescatter(tensors, wire, reduction, compression)
-
-
-def _reducescatter(
-    tensors: Sequence[Any], wire: WireName, reduction: Reduction, compression: Any
-) -> list[tf.Tensor]:
-    checked = [check(*each, reduction.op) for each in zip(tensors, wire.names, strict=True)]
-    return send_compressed(
-        lambda sent: requests.reducescatter(sent, wire, reduction), checked, compression
-    )
+    return requests.reducescatter(tensors, wire, reduction, compression)
 
 
 @traced_as_it_is
@@ -368,16 +349,15 @@ def alltoall(
         >>> rows, received = hvd.alltoall(tf.ones([2 * hvd.size(), 3]), splits)
     """
     wire = wire_name("alltoall", name, process_set)
-    checked = check(tensor, wire.text)
     if splits is None:
-        return requests.alltoall(checked, tf.zeros([0], tf.int64), wire)[0]
+        return requests.alltoall(tensor, tf.zeros([0], tf.int64), wire)[0]
     numbers = tf.convert_to_tensor(splits)
     if not numbers.dtype.is_integer:
         raise ArgumentError(
             f"alltoall '{wire.text}': splits of dtype {numbers.dtype.name}; give one whole number "
             "of rows for each rank"
         )
-    output, received = requests.alltoall(checked, tf.cast(numbers, tf.int64), wire)
+    output, received = requests.alltoall(tensor, tf.cast(numbers, tf.int64), wire)
     return output, tf.cast(received, numbers.dtype)
 
 
@@ -410,7 +390,7 @@ def broadcast(
     """
     check_root(root_rank, process_set)
     wire = wire_name("broadcast", name, process_set)
-    return requests.broadcast([check(tensor, wire.text)], wire, root_rank)[0]
+    return requests.broadcast([tensor], wire, root_rank)[0]
 
 
 @traced_as_it_is
@@ -439,7 +419,6 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     with tf.control_dependencies(before):
         token = tf.identity(tf.constant(1, tf.int32))
     met = requests.allreduce([token], wire, Reduction(neutral.Sum))
-    requests.take_turns(wire, met)
     # It is stateful, so a function runs it, and takes a value, for which the ranks must have met:
     # an operation that is only waited for may be pruned.
     tf.raw_ops.Assert(condition=met[0] > 0, data=met)

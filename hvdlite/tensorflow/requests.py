@@ -1,4 +1,4 @@
-"""The layer above the operations: it takes and returns checked dense tensors of any dtypes.
+"""The layer above the operations: it checks, takes and returns dense tensors of any dtypes.
 
 It decides how a call reaches the core: as one operation per dtype or, in a function that XLA
 compiles, as one custom call. It also registers the gradients of the operations with TensorFlow.
@@ -17,7 +17,14 @@ import tensorflow as tf
 
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError
-from hvdlite.ops import dtype_number, travels_as
+from hvdlite.ops import (
+    Compressor,
+    NoneCompressor,
+    cast_in_core,
+    dtype_number,
+    send_compressed,
+    travels_as,
+)
 from hvdlite.process_sets import process_set_by_id
 from hvdlite.tensorflow.library import native, raw_ops
 from hvdlite.tensorflow.tracing import (
@@ -52,13 +59,26 @@ def check(tensor: Any, name: str, op: int | None = None) -> tf.Tensor:
 
 
 def allreduce(
-    tensors: Sequence[tf.Tensor], wire: WireName, reduction: Reduction
+    tensors: Sequence[Any],
+    wire: WireName,
+    reduction: Reduction,
+    compression: type[Compressor] | Compressor = NoneCompressor,
 ) -> list[tf.Tensor]:
-    """Reduce checked tensors; those of one dtype complete together. Callers call `take_turns`."""
+    """Reduce tensors; those of one dtype complete together."""
     if not tensors:
         return []
-    if in_xla_context():
-        return _allreduce_in_xla(tensors, wire, reduction)
+    checked = [check(*each, reduction.op) for each in zip(tensors, wire.names, strict=True)]
+    cast, by_hand = cast_in_core(compression, reduction.op)
+    reduction = reduction._replace(wire=cast)
+    reduce = _allreduce_in_xla if in_xla_context() else _allreduce
+    return send_compressed(
+        lambda sent: take_turns(wire, reduce(sent, wire, reduction)), checked, by_hand
+    )
+
+
+def _allreduce(
+    tensors: Sequence[tf.Tensor], wire: WireName, reduction: Reduction
+) -> list[tf.Tensor]:
     op, cast, weight = reduction.op, reduction.wire, reduction.weight
     last = call_scalars(wire.number, reduction.prescale, reduction.postscale, weight)
     results = _per_dtype(
@@ -167,46 +187,51 @@ def _register() -> None:
         )
 
 
-def broadcast(tensors: Sequence[tf.Tensor], wire: WireName, root_rank: int) -> list[tf.Tensor]:
+def broadcast(tensors: Sequence[Any], wire: WireName, root_rank: int) -> list[tf.Tensor]:
     _refuse_xla("broadcast", wire.text)
+    checked = [check(*each) for each in zip(tensors, wire.names, strict=True)]
     last, operation = call_scalars(wire.number), raw_ops().hvdlite_broadcast
     outputs = _per_dtype(
-        lambda part, wire: operation(part, last, **_attributes(wire), root=root_rank), tensors, wire
+        lambda part, wire: operation(part, last, **_attributes(wire), root=root_rank), checked, wire
     )
     return take_turns(wire, outputs)
 
 
-def allgather(tensors: Sequence[tf.Tensor], wire: WireName) -> list[tf.Tensor]:
-    _check_rows("allgather", tensors, wire)
+def allgather(tensors: Sequence[Any], wire: WireName) -> list[tf.Tensor]:
+    checked = _check_rows("allgather", tensors, wire)
     last = call_scalars(wire.number)
-    outputs = _per_dtype(lambda *part: _allgather_with(last, *part)[0], tensors, wire)
+    outputs = _per_dtype(lambda *part: _allgather_with(last, *part)[0], checked, wire)
     return take_turns(wire, outputs)
 
 
 def allgather_sizes(tensor: tf.Tensor, wire: WireName) -> tuple[tf.Tensor, tf.Tensor]:
-    """Gather one checked tensor; return also the number of rows of each rank (int64)."""
-    _check_rows("allgather", [tensor], wire)
-    outputs, sizes = _allgather_with(call_scalars(wire.number), [tensor], wire)
+    """Gather one tensor; return also the number of rows of each rank (int64)."""
+    checked = _check_rows("allgather", [tensor], wire)
+    outputs, sizes = _allgather_with(call_scalars(wire.number), checked, wire)
     return take_turns(wire, outputs)[0], tf.reshape(sizes, [-1])
 
 
 def reducescatter(
-    tensors: Sequence[tf.Tensor], wire: WireName, reduction: Reduction
+    tensors: Sequence[Any], wire: WireName, reduction: Reduction, compression: Any
 ) -> list[tf.Tensor]:
-    """Reduce checked tensors and return this rank's rows; those of one dtype complete together."""
-    _check_rows("reducescatter", tensors, wire)
+    """Reduce tensors and return this rank's rows; those of one dtype complete together."""
+    checked = _check_rows("reducescatter", tensors, wire, reduction.op)
     last = call_scalars(wire.number, reduction.prescale, reduction.postscale)
     operation, op = raw_ops().hvdlite_reducescatter, reduction.op
-    outputs = _per_dtype(
-        lambda part, wire: operation(part, last, **_attributes(wire), op=op), tensors, wire
-    )
-    return take_turns(wire, outputs)
+
+    def reduce(sent: list[tf.Tensor]) -> list[tf.Tensor]:
+        outputs = _per_dtype(
+            lambda part, wire: operation(part, last, **_attributes(wire), op=op), sent, wire
+        )
+        return take_turns(wire, outputs)
+
+    return send_compressed(reduce, checked, compression)
 
 
-def alltoall(tensor: tf.Tensor, splits: tf.Tensor, wire: WireName) -> tuple[tf.Tensor, tf.Tensor]:
+def alltoall(tensor: Any, splits: tf.Tensor, wire: WireName) -> tuple[tf.Tensor, tf.Tensor]:
     """Send rows to each rank; return the rows from all, and how many came from each."""
     # `splits` and the second result are int64. Empty splits give each rank the same number of rows.
-    _check_rows("alltoall", [tensor], wire)
+    (tensor,) = _check_rows("alltoall", [tensor], wire)
     output, received = _alltoall_with(call_scalars(wire.number), tensor, splits, wire)
     take_turns(wire, [output])
     return output, received
@@ -410,8 +435,12 @@ def _refuse_xla(verb: str, name: str) -> None:
         raise ArgumentError(f"{verb} '{name}' cannot be compiled by XLA; use jit_compile=False")
 
 
-def _check_rows(verb: str, tensors: Sequence[tf.Tensor], wire: WireName) -> None:
-    for tensor, name in zip(tensors, wire.names, strict=True):
+def _check_rows(
+    verb: str, tensors: Sequence[Any], wire: WireName, op: int | None = None
+) -> list[tf.Tensor]:
+    checked = [check(*each, op) for each in zip(tensors, wire.names, strict=True)]
+    for tensor, name in zip(checked, wire.names, strict=True):
         _refuse_xla(verb, name)
         if tensor.shape.rank == 0:
             raise ArgumentError(f"{verb} '{name}' of a scalar; use tf.reshape(tensor, [1])")
+    return checked

@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from hvdlite import _core, ops
 from hvdlite.errors import ArgumentError, UnsupportedError
-from hvdlite.tensorflow import requests
-from hvdlite.tensorflow.requests import allgather, allgather_sizes, check
+from hvdlite.tensorflow.requests import allgather, allgather_sizes, allreduce, check
 from hvdlite.tensorflow.tracing import Reduction, WireName, in_xla_context
 
 
@@ -67,9 +66,7 @@ def _gather(
     factor = tf.constant(reduction.prescale * reduction.postscale, tf.float64)
     if reduction.weight is not None:
         weight = tf.cast(reduction.weight, tf.float64)
-        part = wire.plus("weight")
-        sums = requests.allreduce([weight], part, Reduction(ops.Sum))
-        (total,) = requests.take_turns(part, sums)
+        (total,) = allreduce([weight], wire.plus("weight"), Reduction(ops.Sum))
         factor *= tf.math.divide_no_nan(weight, total)
     sent, context = compression.compress(_scaled(values, factor))
     values_wire, indices_wire = wire.plus("values"), wire.plus("indices")

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from hvdlite import ops
 from hvdlite.errors import ArgumentError
-from hvdlite.ops import cast_in_core
 from hvdlite.optimizers import (
     check_finite,
     check_gradient_op,
@@ -28,7 +27,6 @@ from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.replicas import warn_of_no_check
 from hvdlite.tensorflow import requests
 from hvdlite.tensorflow.ops import Compression
-from hvdlite.tensorflow.requests import check
 from hvdlite.tensorflow.sparse import reduce_sparse_gradient
 from hvdlite.tensorflow.tracing import (
     Reduction,
@@ -234,35 +232,22 @@ def reduce_gradients(
         return list(gradients)
     number = set_number(process_set)
     results: list[Any] = _once_finite(gradients, names) if finite_level() else list(gradients)
-    cast, by_hand = cast_in_core(compression, reduction.op)
-    contexts: dict[int, Any] = {}
-    received: list[tf.Tensor] = []
+    dense = []
     for i, gradient in enumerate(results):
-        if gradient is None:
-            continue
-        if isinstance(gradient, tf.IndexedSlices):
-            if not (sparse_as_dense or in_xla_context()):
-                continue
-            gradient = tf.convert_to_tensor(gradient)
-        gradient = check(gradient, names[i], reduction.op)
-        results[i], contexts[i] = by_hand.compress(gradient)
-    sparse = [i for i, one in enumerate(results) if isinstance(one, tf.IndexedSlices)]
-    for i in sparse:
-        wire = WireName(names[i], process_set=number)
-        results[i] = reduce_sparse_gradient(results[i], wire, reduction, compression)
-    reduction = reduction._replace(wire=cast)
-    dense = list(contexts)
+        is_sparse = isinstance(gradient, tf.IndexedSlices)
+        if is_sparse and not (sparse_as_dense or in_xla_context()):
+            wire = WireName(names[i], process_set=number)
+            results[i] = reduce_sparse_gradient(gradient, wire, reduction, compression)
+        elif gradient is not None:
+            results[i] = tf.convert_to_tensor(gradient) if is_sparse else gradient
+            dense.append(i)
     together = dense and (tf.executing_eagerly() or in_xla_context())
     for positions in [dense] if together else [[i] for i in dense]:
-        tensors = [results[i] for i in positions]
         name = names[0] if together else names[positions[0]]
         wire = WireName(name, process_set=number, tensors=[names[i] for i in positions])
-        reduced = requests.allreduce(tensors, wire, reduction)
-        received += reduced
+        reduced = requests.allreduce([results[i] for i in positions], wire, reduction, compression)
         for i, tensor in zip(positions, reduced, strict=True):
-            results[i] = by_hand.decompress(tensor, contexts[i])
-    if received:
-        requests.take_turns(WireName(names[0], process_set=number), received)
+            results[i] = tensor
     return results
 
 
