@@ -1,4 +1,4 @@
-"""Make the launcher environments of ranks that a program starts: Ray, Spark, torch.distributed.
+"""Make the launcher environments of ranks that a program starts: Ray, torch.distributed.
 
 Such a program starts functions, not programs, so it cannot describe the ranks by environment
 variables. It learns where each rank runs, has rank 0's process start the store, and sends each rank

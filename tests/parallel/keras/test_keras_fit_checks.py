@@ -57,26 +57,6 @@ def careless_step(model: Any, inputs: Any, targets: Any) -> None:
         update_past_the_reduction(model, [one.value.grad for one in model.trainable_variables])
 
 
-def scenario_an_update_past_the_reduction_is_an_error() -> None:
-    if on_keras_2():
-        return
-
-    class Careless(keras.Sequential):  # type: ignore[misc]
-        def train_step(self, data: Any) -> Any:
-            inputs, targets = data
-            careless_step(self, inputs, targets)
-            return {"loss": keras.ops.zeros(())}
-
-    for callback in (
-        hvd.callbacks.MetricAverageCallback(),
-        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-    ):
-        model = Careless([keras.Input((5,)), keras.layers.Dense(1)])
-        model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
-        with pytest.raises(hvd.HvdliteError, match="updated variables without a reduction"):
-            model.fit(*data(8), batch_size=4, verbose=0, callbacks=[callback])
-
-
 def scenario_uneven_batches_are_an_error_on_every_rank() -> None:
     for callback in (
         hvd.callbacks.MetricAverageCallback(),
