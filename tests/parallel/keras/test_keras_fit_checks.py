@@ -26,35 +26,13 @@ from parallel.keras.keras_worlds import (
     keras,
     on_backends,
     on_keras_2,
-    on_tensorflow,
     run_scenarios,
-    tf,
 )
 from parallel.scenarios import make_tests
 
 pytestmark = pytest.mark.long
 
 PRELOAD = ("keras", "tensorflow")
-
-
-def update_past_the_reduction(model: Any, gradients: Any) -> None:
-    """Call the method of the wrapped class."""
-    plain: Any = type(model.optimizer)._wrapped_class
-    plain.apply(model.optimizer, gradients, model.trainable_variables)
-
-
-def careless_step(model: Any, inputs: Any, targets: Any) -> None:
-    if on_tensorflow():
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(inputs) - targets) ** 2)
-        update_past_the_reduction(model, tape.gradient(loss, model.trainable_variables))
-        return
-    import torch
-
-    model.zero_grad()
-    keras.ops.mean((model(inputs) - targets) ** 2).backward()
-    with torch.no_grad():
-        update_past_the_reduction(model, [one.value.grad for one in model.trainable_variables])
 
 
 def scenario_uneven_batches_are_an_error_on_every_rank() -> None:
