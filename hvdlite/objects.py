@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 from hvdlite import basics, ops
@@ -81,8 +82,16 @@ def allgather_object(
     """
     name = name or next_name("allgather_object", member_id(process_set))
     blocks = _exchange(obj, name, process_set, sends=True)
-    members = zip(process_set.ranks, blocks, strict=True)
-    return [_load(block, rank, name) for rank, block in members if len(block) > 0]
+    return [_load(block, rank, name) for rank, block in _by_rank(blocks, process_set)]
+
+
+def _by_rank(blocks: list[memoryview], process_set: ProcessSet) -> list[tuple[int, memoryview]]:
+    """Say who sent each block, without those of ranks that have joined."""
+    # In an elastic job a rank may have died since: then their places stand for the ranks.
+    ranks: Sequence[int] = process_set.ranks
+    if len(ranks) != len(blocks):
+        ranks = range(len(blocks))
+    return [pair for pair in zip(ranks, blocks, strict=True) if len(pair[1]) > 0]
 
 
 def _exchange(obj: Any, name: str, process_set: ProcessSet, sends: bool) -> list[memoryview]:
@@ -119,8 +128,7 @@ def gather_json(
     """Gather a value that JSON can represent from each member that has not joined, by rank."""
     data = json.dumps(value).encode()
     blocks = gather_bytes(basics.engine(), data, name, member_id(process_set))
-    by_rank = zip(process_set.ranks, blocks, strict=True)
-    return {rank: json.loads(bytes(block)) for rank, block in by_rank if len(block) > 0}
+    return {rank: json.loads(bytes(block)) for rank, block in _by_rank(blocks, process_set)}
 
 
 def join(device: int = -1) -> int:
