@@ -105,7 +105,7 @@ def attend(
     shared = environment(part)
     if part["compat"]:
         shared = on_path(shared)
-    with SignalInbox() as inbox:
+    with SignalInbox(passes_on=True) as inbox:
         try:
             _check(part, shared)
             agent = Agent(channel, part, shared, inbox)

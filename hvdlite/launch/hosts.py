@@ -30,7 +30,6 @@ class Host:
     name: str
     slots: int  # how many ranks it takes
     here: bool | None = None  # whether it is this machine; None if its name tells that
-    machine: str = ""  # Ranks of hosts on one machine have local ranks together; "" is its name.
 
 
 class HostProvider(Protocol):

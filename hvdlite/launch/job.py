@@ -259,8 +259,7 @@ def first_processes(what: Description) -> list[Start]:
     hosts: Sequence[Host] = what.hosts or (Host("localhost", what.ranks),)
     host_of_rank = spread(hosts, what.ranks)
     names = [hosts[index].name for index in host_of_rank]
-    machines = [host.machine or host.name for host in hosts]
-    places = place_as([machines.index(machines[index]) for index in host_of_rank])
+    places = place_as(host_of_rank)
     return [Start(one.rank, names[one.rank], one.local_rank, False, one) for one in places]
 
 

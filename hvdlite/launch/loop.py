@@ -218,7 +218,9 @@ class SignalInbox:
     No signals arrive if another thread than the main one enters it, as in some notebooks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, passes_on: bool = False) -> None:
+        # `passes_on` also catches `PASSED_ON`, unless this process has a handler for it.
+        self._passes_on = passes_on
         self.fd, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._before: list[tuple[int, object]] = []
         self._wakeup_before = -1
@@ -231,7 +233,7 @@ class SignalInbox:
         for number in _WATCHED:
             if signal.getsignal(number) != signal.SIG_IGN:
                 self._before.append((number, signal.signal(number, lambda *_: None)))
-        if signal.getsignal(PASSED_ON) == signal.SIG_DFL:  # This process has no handler for it.
+        if self._passes_on and signal.getsignal(PASSED_ON) == signal.SIG_DFL:
             self._before.append((PASSED_ON, signal.signal(PASSED_ON, lambda *_: None)))
         return self
 

@@ -17,7 +17,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Any
 from hvdlite.errors import ArgumentError, BootstrapError
 from hvdlite.launch.agent import LauncherChannel, attend, tell_signals
 from hvdlite.launch.channels import LaunchError
-from hvdlite.launch.description import Description, Outcome
+from hvdlite.launch.description import Description
 from hvdlite.launch.hosts import Host, threads_per_rank
 from hvdlite.launch.loop import SignalInbox
 from hvdlite.launch.messages import Kind, data_frame
@@ -207,35 +207,20 @@ def _slurm(variables: Variables) -> _Found:
 def run_node(here: ThisNode, what: Description) -> int:
     if here.nodes == 1:
         return run_job(what).status
-    if here.node > 0:
-        return join(here, what)
+    return _launch(here, what) if here.node == 0 else _join(here, what)
+
+
+def _launch(here: ThisNode, what: Description) -> int:
     deadline = Deadline(here.start_timeout)
     address = bound_to(here.bind_address, here.meet)
     listener = listen_when_possible(lambda: listen(address), address, "node 0", _REMEDY, deadline)
     _refuse_loopback(listener, address)
-    return launch(here, what, listener, deadline).status
-
-
-def launch(
-    here: ThisNode,
-    what: Description,
-    listener: socket.socket,
-    deadline: Deadline,
-    machines: Sequence[str] = (),
-) -> Outcome:
-    """Run the whole job as node 0, to whose `listener` the other nodes connect until a deadline.
-
-    Nodes that have one name in `machines` share a machine; by default none does.
-    """
     remote_launcher = NodeLauncher(listener, here.job, here.nodes, here.start_timeout, here.meet)
     status, why = 130, ""
     try:
         nodes = remote_launcher.gather(deadline)
         own = Host(f"{socket.gethostname()} [node 0]", what.ranks, here=True)
         hosts = [own, *(Host(node.name, node.ranks, here=False) for node in nodes)]
-        if machines:
-            pairs = zip(hosts, machines, strict=True)
-            hosts = [replace(host, machine=machine) for host, machine in pairs]
         whole = replace(
             what,
             ranks=sum(host.slots for host in hosts),
@@ -243,9 +228,8 @@ def launch(
             remote_launcher=remote_launcher,
             job=Job(here.token, secrets.token_bytes(JOB_ID_BYTES), here.epoch),
         )
-        outcome = run_job(whole)
-        status = outcome.status
-        return outcome
+        status = run_job(whole).status
+        return status
     except Exception as error:
         status, why = 1, str(error)
         raise
@@ -265,8 +249,7 @@ def _refuse_loopback(listener: socket.socket, address: str) -> None:
         )
 
 
-def join(here: ThisNode, what: Description) -> int:
-    """Run this node's ranks for node 0, and return the status with which the job has ended."""
+def _join(here: ThisNode, what: Description) -> int:
     sealed = _connect(here, what.ranks)
     channel = LauncherChannel(sealed.read_fd, sealed.write_fd)
     me = f"node {here.node} of {here.nodes}"

@@ -28,7 +28,7 @@ def run_job(what: Description) -> Outcome:
         KeyboardInterrupt: a signal came before the ranks were started.
     """
     kind = ElasticJob if what.elastic else ServersJob if what.servers else Job
-    with Console() as console, SignalInbox() as inbox:
+    with Console() as console, SignalInbox(passes_on=True) as inbox:
         if not what.live:
             return kind(what, console, inbox, None).run()
         view = View(what.viewers, console)

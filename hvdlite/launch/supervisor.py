@@ -86,6 +86,9 @@ class Policy:
         """Return whether the job goes on although no process runs."""
         return False
 
+    def left(self) -> None:
+        """Note that no process runs any more, but perhaps children of one."""
+
     def signalled(self) -> None:
         """Note that the user has asked the job to stop."""
 
@@ -143,7 +146,7 @@ class Supervisor(JobLoop):
         inbox: SignalInbox,
         job_id: bytes,
         policy: Policy,
-        agents: Agents,
+        agents: Agents | None = None,
         timestamps: bool = False,
         reports: bool = True,
         grace: float = GRACE,
@@ -275,7 +278,8 @@ class Supervisor(JobLoop):
         elif number != PASSED_ON and self._policy.taken_away(name):
             self._taken_away.add(name)
             self.say(f"host {name} is taken away ({_name(number)} to its agent)")
-            self._agents.excuse(name)
+            if self._agents is not None:
+                self._agents.excuse(name)
         else:
             self._take_signal(number, name)
 
@@ -287,7 +291,8 @@ class Supervisor(JobLoop):
             self.say(said.replace("{}", f"pid {worker.pid}{where}", 1))
 
     def settle(self) -> None:
-        self._agents.settle()
+        if self._agents is not None:
+            self._agents.settle()
 
     def ended(self, worker: AnyRank, ending: Ending) -> None:
         policy, number = self._policy, worker.number
@@ -311,6 +316,10 @@ class Supervisor(JobLoop):
 
     def goes_on(self) -> bool:
         return super().goes_on() or self._policy.expects()
+
+    def _clear_leftovers(self) -> None:
+        self._policy.left()
+        super()._clear_leftovers()
 
     def _note_failure(self, worker: AnyRank, ending: Ending, follows: Next) -> None:
         stderr = self.streams.last_words(worker.number)

@@ -11,8 +11,10 @@ from hvdlite.errors import ArgumentError, RankFailedError, UnsupportedError
 from hvdlite.launch.api import results_of
 from hvdlite.launch.call import pack
 from hvdlite.launch.description import Outcome
-from hvdlite.rendezvous.environment import TOKEN_BYTES
-from hvdlite.spark.task import SCHEMA, Plan, joined, rows, run_task
+from hvdlite.launch.report import root_failure
+from hvdlite.rendezvous.environment import JOB_ID_BYTES, TOKEN_BYTES
+from hvdlite.rendezvous.handshake import Job
+from hvdlite.spark.task import SCHEMA, Plan, Report, rows, run_task
 
 _ENCRYPTS = ("spark.ssl.enabled", "spark.network.crypto.enabled")
 # In what Spark says of a barrier stage that has failed.
@@ -47,7 +49,7 @@ def run(
         num_proc: the number of ranks, one in each task; by default all slots of Spark.
         start_timeout: seconds that the ranks have to find each other; 0 for no limit.
         env: variables for the ranks, beside those of Spark's Python processes.
-        verbose: 2 names the process of each rank in the log of rank 0's executor.
+        verbose: 2 names the process of each rank in the executors' logs.
         allow_plain: whether ranks may send parameters and gradients without encryption, although
             the session encrypts what Spark sends.
         **horovods: the other arguments of `horovod.spark.run`, which are refused with the reason.
@@ -77,15 +79,15 @@ def run(
     ranks = choose_ranks(session, num_proc)
     plan = Plan(
         call=pack(fn, args, kwargs or {}),
-        token=token_bytes(TOKEN_BYTES),
+        job=Job(token_bytes(TOKEN_BYTES), token_bytes(JOB_ID_BYTES), epoch=0),
         start_timeout=start_timeout,
         env=dict(env or {}),
         verbose=verbose > 1,
     )
-    return results_of(_outcome(session, plan, ranks))
+    return _results(_reports(session, plan, ranks))
 
 
-def _outcome(session: Any, plan: Plan, ranks: int) -> Outcome:
+def _reports(session: Any, plan: Plan, ranks: int) -> list[Report]:
     """Run the ranks as the tasks of one barrier stage; raise RankFailedError if Spark lost one."""
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
@@ -94,11 +96,15 @@ def _outcome(session: Any, plan: Plan, ranks: int) -> Outcome:
         yield from rows(run_task(plan, BarrierTaskContext.get()))
 
     table = session.range(0, ranks, 1, ranks).mapInArrow(task, SCHEMA, barrier=True)
+    parts: dict[int, dict[int, bytes]] = {rank: {} for rank in range(ranks)}
     try:
-        return joined(table.collect())
+        found = table.collect()
     except Exception as error:
         raise_lost(error)
         raise
+    for row in found:
+        parts[row.rank][row.part] = bytes(row.data)
+    return [Report.joined(parts[rank][part] for part in sorted(parts[rank])) for rank in parts]
 
 
 def raise_lost(error: Exception) -> None:
@@ -114,6 +120,14 @@ def raise_lost(error: Exception) -> None:
         )
         failure.failed_rank = int(found[1])
         raise failure from error
+
+
+def _results(reports: Sequence[Report]) -> list[Any]:
+    failures = [report.failure for report in reports if report.failure is not None]
+    status = max(report.status for report in reports)
+    results = {report.rank: report.result for report in reports}
+    root = root_failure(failures) if failures else None
+    return results_of(Outcome(status, root, results, tuple(results)))
 
 
 def active_session() -> Any:

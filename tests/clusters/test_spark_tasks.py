@@ -9,14 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from harness import base_environment, package_path
-from hvdlite.errors import RankFailedError
-from hvdlite.launch.api import results_of
-from hvdlite.launch.call import pack
-from hvdlite.launch.description import Outcome
-from hvdlite.spark.task import Plan
+from hvdlite.launch.call import pack, unpack_result
+from hvdlite.rendezvous.handshake import Job
+from hvdlite.spark.task import Plan, Report
 from multihost.bed import Bed, end
 from patience import HANG
 
@@ -46,15 +42,15 @@ class Context:
 
 rank, folder, addresses = int(sys.argv[1]), sys.argv[2], sys.argv[3].split(",")
 plan = pickle.loads(Path(folder, "plan").read_bytes())
-outcome = run_task(plan, Context(rank, addresses, folder))
-Path(folder, f"outcome.{rank}").write_bytes(pickle.dumps(outcome))
+report = run_task(plan, Context(rank, addresses, folder))
+Path(folder, f"report.{rank}").write_bytes(pickle.dumps(report))
 """
 
 
-def run_tasks(bed: Bed, folder: Path, fn: Any, addresses: list[str]) -> Outcome:
-    """Run a task on each host; return what rank 0's task returns, and the other one does not."""
-    plan = Plan(pack(fn, (), {}), secrets.token_bytes(32), HANG, {}, False)
-    (folder / "plan").write_bytes(pickle.dumps(plan))
+def run_tasks(bed: Bed, folder: Path, fn: Any, addresses: list[str]) -> list[Report]:
+    """Run a task on each host; return their reports."""
+    job = Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
+    (folder / "plan").write_bytes(pickle.dumps(Plan(pack(fn, (), {}), job, HANG, {}, False)))
     own = {**base_environment(), "OMP_NUM_THREADS": "1"}
     own["PYTHONPATH"] = ":".join([str(TESTS), *package_path()])
     running = []
@@ -69,11 +65,7 @@ def run_tasks(bed: Bed, folder: Path, fn: Any, addresses: list[str]) -> Outcome:
         for one in running:
             end(one)
     assert bed.seconds_until_gone() < 5.0
-    outcome, nothing = (
-        pickle.loads((folder / f"outcome.{rank}").read_bytes()) for rank in range(2)
-    )
-    assert nothing is None
-    return outcome
+    return [pickle.loads((folder / f"report.{rank}").read_bytes()) for rank in range(2)]
 
 
 def numbers() -> tuple[int, int, int, float]:
@@ -89,13 +81,16 @@ def numbers() -> tuple[int, int, int, float]:
 
 
 def test_ranks_of_two_hosts_make_one_world(two_hosts: Bed, tmp_path: Path) -> None:
-    outcome = run_tasks(two_hosts, tmp_path, numbers, two_hosts.addresses)
-    assert results_of(outcome) == [(0, 1, 2, 3.0), (1, 1, 2, 3.0)]
+    reports = run_tasks(two_hosts, tmp_path, numbers, two_hosts.addresses)
+    returned = [unpack_result(report.result) for report in reports]
+    values = [pickle.loads(one.value or b"") for one in returned if one is not None]
+    assert values == [(0, 1, 2, 3.0), (1, 1, 2, 3.0)]
+    assert [report.failure for report in reports] == [None, None]
 
 
 def test_host_that_no_other_can_reach_is_named(two_hosts: Bed, tmp_path: Path) -> None:
-    outcome = run_tasks(two_hosts, tmp_path, numbers, ["127.0.0.1", two_hosts.addresses[1]])
-    with pytest.raises(
-        RankFailedError, match="called 127.0.0.1, which only its own host can reach"
-    ):
-        results_of(outcome)
+    reports = run_tasks(two_hosts, tmp_path, numbers, ["127.0.0.1", two_hosts.addresses[1]])
+    assert reports[1].failure is None and reports[1].status == 1
+    assert reports[0].failure is not None
+    said = str(reports[0].failure.ending)
+    assert "its executor is called 127.0.0.1, which only its own host can reach" in said

@@ -10,10 +10,9 @@ import pytest
 
 import hvdlite.spark
 from hvdlite.errors import ArgumentError, RankFailedError, UnsupportedError
-from hvdlite.launch.description import Outcome
 from hvdlite.spark import driver
 from hvdlite.spark.driver import raise_lost
-from hvdlite.spark.task import joined, rows
+from hvdlite.spark.task import Report
 
 
 class FakeSession:
@@ -124,8 +123,8 @@ def test_what_spark_says_of_a_lost_task() -> None:
     raise_lost(ValueError("Job 3 cancelled"))
 
 
-def test_large_outcomes_travel_in_parts() -> None:
-    outcome = Outcome(0, None, {1: bytes(3 << 20)})
-    parts = [batch.to_pylist()[0] for batch in rows(outcome)]
+def test_large_reports_travel_in_parts() -> None:
+    report = Report(rank=1, result=bytes(3 << 20))
+    parts = list(report.parts())
     assert len(parts) == 4
-    assert joined(types.SimpleNamespace(**part) for part in reversed(parts)) == outcome
+    assert Report.joined(parts) == report
