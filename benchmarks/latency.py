@@ -8,7 +8,7 @@ before the first is waited for, or in one group, for which gloo has them in flig
 take turns in short rounds, with one thread per rank:
 
 - `hvdlite`: the functions of hvdlite.torch.
-- `without_fast_path`: the same, with the fast path off (hvdlite.torch.collectives.fast_path).
+- `without_fast_path`: the same, with the fast path off.
 - `core`, of single tensors: the engine's method, called with a tensor that is described already.
 - `gloo`: torch.distributed.all_reduce.
 
@@ -30,7 +30,6 @@ from workers import add_common_arguments, print_row, run_ranks
 
 import hvdlite.torch as hvd
 from hvdlite import _core, basics
-from hvdlite.torch.collectives import fast_path
 from hvdlite.torch.collectives.tensors import spec
 
 KIB = 1024
@@ -124,8 +123,11 @@ def without_fast_path(call: Call) -> Call:
     """Return the same call with the fast path off."""
 
     def shut() -> object:
-        with fast_path.off():
+        _core.fast_path.switch(on=False)
+        try:
             return call()
+        finally:
+            _core.fast_path.switch(on=True)
 
     return shut
 
