@@ -383,9 +383,10 @@ class Supervisor(JobLoop):
             self._kill_late(now)
             times += [at for at, _ in self._kill_at.values()]
         times.append(policy.tick(now))
-        wanted = policy.hosts() if policy.expects() else {}
-        used = {worker.host for worker in self.running}
-        times.append(self._agents.tick(now, wanted, used, not self.streams.full))
+        if self._agents is not None:
+            wanted = policy.hosts() if policy.expects() else {}
+            used = {worker.host for worker in self.running}
+            times.append(self._agents.tick(now, wanted, used, not self.streams.full))
         return min((when for when in times if when is not None), default=None)
 
     def _start_later(self, start: Start) -> None:
