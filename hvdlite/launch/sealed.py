@@ -177,10 +177,12 @@ class IncomingAgents(Service):
     carries_secrets: ClassVar[bool] = False
 
     def _welcome(self, connection: socket.socket, handshake: ServerHandshake) -> None:
-        if handshake.role == self.role:
-            keys = session_keys(self._job, handshake.transcript)
-            self._dialled(handshake.rank, connection, keys)
-        else:
+        if handshake.role != self.role:
+            connection.close()
+            return
+        try:
+            self._dialled(handshake.rank, connection, session_keys(self._job, handshake.transcript))
+        except OSError:  # The other node has hung up already.
             connection.close()
 
     def _dialled(self, number: int, connection: socket.socket, keys: tuple[bytes, bytes]) -> None:

@@ -213,6 +213,8 @@ class RegistrarClient:
             reason = f"worker {self._worker} lost the registrar: {error}"
         except BootstrapError as error:
             reason = str(error)
+        except Exception as error:  # The worker must not wait for a thread that has ended.
+            reason = f"worker {self._worker} cannot read what the registrar sent: {error!r}"
         closing = self._closing
         if not closing:
             self._hang_up()

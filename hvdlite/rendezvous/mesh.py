@@ -62,7 +62,7 @@ from hvdlite.rendezvous.store import StoreClient, serve_store
 _EPOCH_BYTES = 4
 _GONE_SECONDS = 0.3  # how long a listener of an elastic job may refuse before its process is dead
 _AGAIN_SECONDS = 0.02  # until this rank dials a peer again that refused it
-_DIALS_AT_ONCE = 16  # peers that this rank dials at the same time, in a thread each
+_DIALS_AT_ONCE = 64  # peers that this rank dials at the same time, in a thread each
 _LARGEST_STAR = 64  # ranks to each of which rank 0 can well answer by itself
 # No process of the peer's host causes these: they come from this kernel, or from a router.
 _SILENCE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
@@ -266,15 +266,24 @@ class Mesh:
         woken = os.eventfd(0, os.EFD_CLOEXEC)
         selector.register(woken, selectors.EVENT_READ, lambda: os.eventfd_read(woken))
         lower = sorted(peer for peer in self._distant if peer < self._rank)
-        dials: list[Callable[[], None]] = [partial(self._dial_some, iter(lower))]
-        dials *= min(len(lower), _DIALS_AT_ONCE)
+        dials: list[Callable[[], None]] = []
         if (first := local_peers.first) != self._rank:
             dials.append(lambda: local_peers.hand_in(self._reach(first, Role.CONTROL)))
+        needed = len(dials) + min(len(lower), 1)
+        dials += [partial(self._dial_some, iter(lower))] * min(len(lower), _DIALS_AT_ONCE)
         threads: list[threading.Thread] = []
         try:
             for one in dials:
                 thread = threading.Thread(target=self._dial, args=(one, woken), daemon=True)
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    if len(threads) >= needed:
+                        break
+                    raise BootstrapError(
+                        f"rank {self._rank} cannot connect to the others: {error}; allow more "
+                        "processes (`ulimit -u`, or the limit of the container)"
+                    ) from None
                 threads.append(thread)
             while self._distant or not local_peers.complete:
                 self._deadline.refuse_if_given_up()

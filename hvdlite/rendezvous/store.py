@@ -121,6 +121,8 @@ class Store(Service):
                     self._send(peer, body)
                 except BacklogError:
                     self._end(peer)
+                except BootstrapError as error:  # It is too long.
+                    self._answer([peer], "failed", str(error))
 
     def _tick(self, asleep: float) -> None:
         for key, exchange in list(self._exchanges.items()):
