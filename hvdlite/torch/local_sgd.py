@@ -134,6 +134,7 @@ class Local(Wrapping):
 def LocalSGD(
     optimizer: torch.optim.Optimizer,
     every: int = 16,
+    *,
     outer_lr: float = 1.0,
     outer_momentum: float = 0.0,
     buffers: Iterable[torch.Tensor] | None = None,
@@ -194,6 +195,7 @@ def LocalSGD(
 def DiLoCo(
     optimizer: torch.optim.Optimizer,
     every: int = 500,
+    *,
     outer_lr: float = 0.7,
     outer_momentum: float = 0.9,
     buffers: Iterable[torch.Tensor] | None = None,
@@ -211,7 +213,14 @@ def DiLoCo(
         >>> optimizer = hvd.DiLoCo(optimizer, every=500, compression=hvd.Compression.bf16)
     """
     return LocalSGD(
-        optimizer, every, outer_lr, outer_momentum, buffers, compression, weight, process_set
+        optimizer,
+        every,
+        outer_lr=outer_lr,
+        outer_momentum=outer_momentum,
+        buffers=buffers,
+        compression=compression,
+        weight=weight,
+        process_set=process_set,
     )
 
 
