@@ -7,7 +7,7 @@
 // then publishes `sleeping` (it *arms* itself), looks once more, and sleeps in epoll on its own
 // eventfd and on the watched sockets. A thread that changes something that a rank may wait for
 // sends that rank a WakeUp afterwards: one load while the rank is awake, one write(2) when it
-// sleeps. Local peers hold a duplicate of the eventfd (passed over a Unix socket at bootstrap).
+// sleeps. Local peers hold a duplicate of the eventfd (passed over a Unix socket at the start).
 // There is no I/O thread and no polling: an idle process uses no processor time.
 //
 // Order: the waker stores its change, then loads `sleeping`; the sleeper stores `sleeping`, then

@@ -2,8 +2,8 @@
 
 `main` reads the environment once and passes it on as a mapping. Besides it, `hvdlite.launch.api`
 reads the environment for `hvdlite.run`, the agent reads that of its login, `call` reads the
-descriptor for its result, and `process` passes on that of a task of cluster software. No other
-module of the launcher reads environment variables.
+descriptor for its result, `process` passes on that of a task of cluster software, and `node` reads
+the secret and the address of a node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the user wants to run, on which node this is, and how it ended."""
+"""What the user wants to run, and how it ended."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Messages between the launcher and the agents on other hosts, over ssh's stdin and stdout.
+"""Messages between the launcher and the agents on other hosts.
 
 The agent says hello, gets its part of the job and says that it is ready. Then the launcher has it
 start, signal and finish one process at a time, and both say regularly that they are there. A frame
-is a kind, the number of a process, a length and that many bytes. Frames are not authenticated,
-because ssh has authenticated both sides. The reader skips what a login shell prints before the
-agent's greeting.
+is a kind, the number of a process, a length and that many bytes. What carries frames authenticates
+both sides: ssh, srun, or a sealed channel (`sealed`). The reader skips what a login shell prints
+before the agent's greeting.
 """
 
 from __future__ import annotations

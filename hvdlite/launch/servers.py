@@ -133,20 +133,20 @@ class ServersJob(Job):
         self.supervisor.tell(f"{what}; {goes_on}, and {then}")
 
     def _server_ended(self, number: int, ending: Ending) -> Next:
-        job = self.supervisor
+        supervisor = self.supervisor
         self._serving.discard(number)
         if self._workers_gone():
-            asked = ending.code in (signal.SIGTERM, 128 + signal.SIGTERM) and job.told
-            well = ending.well or asked or job.signalled or job.lost
+            asked = ending.code in (signal.SIGTERM, 128 + signal.SIGTERM) and supervisor.told
+            well = ending.well or asked or supervisor.signalled or supervisor.lost
             return Next.GO_ON if well else self._fail()
-        if job.told:
+        if supervisor.told:
             return Next.GO_ON
         if ending.stopped:
-            job.say(
+            supervisor.say(
                 f"server {number} stopped by request (exit status {EXIT_STOPPED}): stopping "
                 "the workers, too"
             )
-            job.stop_now(EXIT_STOPPED, signal.SIGTERM, job.grace)
+            supervisor.stop_now(EXIT_STOPPED, signal.SIGTERM, supervisor.grace)
             return Next.GO_ON
         if ending.ok:  # Its workers have said goodbye, and may do something else before they end.
             self._slots.grows = False
@@ -159,17 +159,17 @@ class ServersJob(Job):
 
     def judge(self) -> None:
         """Give the servers a while to end by themselves, if the workers have ended."""
-        job = self.supervisor
+        supervisor = self.supervisor
         if not self._workers_gone():
             return
         if not self._serving:
-            job.call_off()  # What the processes have left gets the same moment as in any job.
-        elif job.signalled:
-            for worker in job.running:
+            supervisor.call_off()  # What processes have left gets the same moment as in any job.
+        elif supervisor.signalled:
+            for worker in supervisor.running:
                 if worker.number < self._servers:
                     worker.send_signal(signal.SIGTERM)
         else:
-            job.end_in(_SERVERS_END, job.grace)
+            supervisor.end_in(_SERVERS_END, supervisor.grace)
 
     def spares(self, number: int) -> bool:
         """Return whether this is a server, which gets its signal from `judge`."""

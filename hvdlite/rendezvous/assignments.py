@@ -1,10 +1,10 @@
-"""Make the launcher environments of ranks that a program starts: Ray, torch.distributed.
+"""Make the launcher environments of ranks that a program starts, as hvdlite does on Ray.
 
 Such a program starts functions, not programs, so it cannot describe the ranks by environment
 variables. It learns where each rank runs, has rank 0's process start the store, and sends each rank
 its assignment: what `detect` would otherwise read from the variables of a launcher. Each rank
-passes its assignment to `environment.assign_rank`, or to `mesh.connect`. The program draws a
-fresh secret and sends it by its own means, because nobody else may read it.
+passes its assignment to `environment.assign_rank`. The program draws a fresh secret and sends it by
+its own means, because nobody else may read it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read this rank's numbers, and the address of the store, from the process's environment.
 
-This is the only module of a rank's Python code that reads environment variables. (The core reads
-its knobs in csrc/base/config.cc, and the launcher reads its environment in hvdlite/launch.)
+Besides hvdlite_autoload, this is the only module of a rank's Python code that reads environment
+variables. (The core reads its knobs in csrc/base/config.cc, the launcher what hvdlite/launch says.)
 """
 
 from __future__ import annotations

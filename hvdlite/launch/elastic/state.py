@@ -1,4 +1,4 @@
-"""What the membership knows: its workers, what happened in an epoch, and for whom the job waits."""
+"""What the membership knows: its workers, and what happened in an epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Submits torch tensors to the core: every submission of this adapter starts here.
+"""Submits torch tensors to the core; plain calls take the fast path (`fast_path`) instead.
 
 The caller has checked the tensors (`hvdlite.torch.collectives.tensors`), and they are contiguous.
 The core reads GPU tensors after the work on the stream that is current at the call. The stream that
