@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvdlite import basics, ops
-from hvdlite.errors import ArgumentError, HvdliteError
+from hvdlite.errors import ArgumentError, HvdliteError, RankFailedError
 from hvdlite.ops import gather_bytes, next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
 from hvdlite.rendezvous import environment
@@ -82,16 +82,11 @@ def allgather_object(
     """
     name = name or next_name("allgather_object", member_id(process_set))
     blocks = _exchange(obj, name, process_set, sends=True)
-    return [_load(block, rank, name) for rank, block in _by_rank(blocks, process_set)]
-
-
-def _by_rank(blocks: list[memoryview], process_set: ProcessSet) -> list[tuple[int, memoryview]]:
-    """Say who sent each block, without those of ranks that have joined."""
-    # In an elastic job a rank may have died since: then their places stand for the ranks.
     ranks: Sequence[int] = process_set.ranks
-    if len(ranks) != len(blocks):
+    if len(ranks) != len(blocks):  # A rank has died since; only the texts of errors name ranks.
         ranks = range(len(blocks))
-    return [pair for pair in zip(ranks, blocks, strict=True) if len(pair[1]) > 0]
+    members = zip(ranks, blocks, strict=True)
+    return [_load(block, rank, name) for rank, block in members if len(block) > 0]
 
 
 def _exchange(obj: Any, name: str, process_set: ProcessSet, sends: bool) -> list[memoryview]:
@@ -125,10 +120,20 @@ def _load(block: memoryview, rank: int, name: str) -> Any:
 def gather_json(
     value: Any, name: str, process_set: ProcessSet = global_process_set
 ) -> dict[int, Any]:
-    """Gather a value that JSON can represent from each member that has not joined, by rank."""
+    """Gather a value that JSON can represent from each member that has not joined, by rank.
+
+    Raises:
+        RankFailedError: a rank died meanwhile, so nobody knows whose values these are.
+    """
     data = json.dumps(value).encode()
     blocks = gather_bytes(basics.engine(), data, name, member_id(process_set))
-    return {rank: json.loads(bytes(block)) for rank, block in _by_rank(blocks, process_set)}
+    ranks = process_set.ranks
+    if len(ranks) != len(blocks):
+        raise RankFailedError(
+            f"'{name}' has values of {len(blocks)} ranks, and there are {len(ranks)} now"
+        )
+    pairs = zip(ranks, blocks, strict=True)
+    return {rank: json.loads(bytes(block)) for rank, block in pairs if len(block) > 0}
 
 
 def join(device: int = -1) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hvdlite import basics, ops
+from hvdlite import basics, objects, ops
 from hvdlite.elastic import State, run
 from hvdlite.errors import (
     ArgumentError,
@@ -295,3 +295,15 @@ def test_outside_elastic_jobs_the_function_is_called_once(
     with pytest.raises(HostsUpdatedInterrupt):
         train(state, HostsUpdatedInterrupt())
     assert "restore" not in state.calls
+
+
+def test_values_that_a_death_has_overtaken_are_given_to_no_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The world has one rank now, and three have given their values."""
+    basics.init()
+    monkeypatch.setattr(objects, "gather_bytes", lambda *_: [memoryview(b"N.")] * 3)
+    assert objects.allgather_object(None) == [None] * 3
+    with pytest.raises(RankFailedError, match="'x' has values of 3 ranks, and there are 1 now"):
+        objects.gather_json(None, "x")
+    basics.shutdown()
