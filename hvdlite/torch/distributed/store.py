@@ -142,10 +142,11 @@ class KeyServer(Store):
         kind, key, value = message["kind"], message["key"], message["value"]
         if kind == "get":
             self._waiting.append((time.monotonic() + message["patience"], peer, value))
-        elif kind == "add" and not _is_number(self._values.get(key)):
-            self._answer([peer], "failed", f"add: the value of {key} is no number")
         else:
-            self._answer([peer], "given", self._do(kind, key, value))
+            try:
+                self._answer([peer], "given", self._do(kind, key, value))
+            except ValueError:
+                self._answer([peer], "failed", f"{kind}: the value of {key} is no number")
 
     def _do(self, kind: str, key: str, value: Any) -> Any:
         values, present = self._values, self._values.get(key)
@@ -270,7 +271,3 @@ def _text(value: Any) -> str:
 
 def _bytes(text: str) -> bytes:
     return base64.b64decode(text)
-
-
-def _is_number(value: str | None) -> bool:
-    return value is None or _bytes(value).removeprefix(b"-").isdigit()

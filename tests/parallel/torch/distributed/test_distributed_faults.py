@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -207,15 +207,22 @@ def test_a_member_that_waits_for_another_one_says_so() -> None:
     assert not away.stderr
 
 
+@pytest.fixture
+def store() -> Iterator[JobStore]:
+    job = Job(token=b"t" * 32, job_id=b"j" * 16, epoch=0)
+    server = KeyServer.start(1, job)
+    store = JobStore(server.address, job, 0, datetime.timedelta(seconds=HANG), server)
+    yield store
+    store.close()
+
+
 def test_a_late_answer_of_the_store_is_not_taken_for_the_next_one(
-    monkeypatch: pytest.MonkeyPatch,
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hvdlite.rendezvous.store._GRACE_SECONDS", 0.05)
-    job = Job(token=b"t" * 32, job_id=b"j" * 16, epoch=0)
-    server, gate = KeyServer.start(1, job), threading.Event()
+    server, gate = store._server, threading.Event()
     answer = server._answer
     monkeypatch.setattr(server, "_answer", lambda *given: gate.wait(HANG) and answer(*given))
-    store = JobStore(server.address, job, 0, datetime.timedelta(seconds=HANG), server)
     try:
         store.set_timeout(datetime.timedelta(seconds=0.1))
         with pytest.raises(dist.DistStoreError, match="got no answer"):
@@ -225,7 +232,16 @@ def test_a_late_answer_of_the_store_is_not_taken_for_the_next_one(
             store.check(["never"])
     finally:
         gate.set()
-        store.close()
+
+
+def test_what_the_store_cannot_do_for_a_rank_does_not_end_it(store: JobStore) -> None:
+    store.multi_set(["text", "more"], ["x" * (1 << 20), "x" * (1 << 20)])
+    store.append("more", "x" * (1 << 20))
+    with pytest.raises(dist.DistStoreError, match="the value of text is no number"):
+        store.add("text", 1)
+    with pytest.raises(dist.DistStoreError, match="is too long: at most 4194304 are allowed"):
+        store.multi_get(["text", "more"])
+    assert store.add("number", -2) == -2
 
 
 def counts() -> dict[str, int]:
