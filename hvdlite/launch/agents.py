@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import selectors
 import signal
-import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -32,7 +31,7 @@ from hvdlite.launch.messages import (
 )
 from hvdlite.launch.output import StreamReader
 from hvdlite.launch.process import LIVE, RESULT, STDERR, STDOUT, Ending
-from hvdlite.rendezvous.address import interface_address, interface_addresses
+from hvdlite.rendezvous.address import interface_address, interface_addresses, route_to
 from hvdlite.rendezvous.deadline import is_never
 
 ALIVE_SECONDS = 3.0  # between messages that tell an agent that the launcher is alive
@@ -407,14 +406,6 @@ def rendezvous_address(hosts: Sequence[RemoteHost], interfaces: Sequence[str]) -
             "hosts share with --network-interfaces"
         )
     return f"{addresses.pop()}:0"
-
-
-def route_to(address: str) -> str:
-    """Return this host's address on the route to another one; connecting UDP sends no packet."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as asked:
-        asked.connect((address, 9))
-        return str(asked.getsockname()[0])
 
 
 class RemoteHost:

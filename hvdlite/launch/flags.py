@@ -129,7 +129,7 @@ _TABLE = f"""
     each line, too
 = live view | see docs/live.md
 --live | switch | | below the output, show what each rank does, and which one delays the others
---report | Path | OUT.HTML | write a report of what limits the job, with charts: anew every few
+--report | Path | OUT.HTML | write a report of what limits the job: anew every few
     seconds, and at its end with the figures beside it in OUT.json
 = timeline | see docs/timeline.md
 --timeline-filename --timeline | Path | FILE | write a timeline of all ranks to one file, for

@@ -35,7 +35,7 @@ from hvdlite.launch.run import run_job
 from hvdlite.launch.sealed import NODE_SILENCE, IncomingAgents, SealedChannel, dial
 from hvdlite.rendezvous.address import is_loopback, listen, split_host
 from hvdlite.rendezvous.deadline import Deadline
-from hvdlite.rendezvous.environment import JOB_ID_BYTES, surroundings
+from hvdlite.rendezvous.environment import FIRST_PORT, JOB_ID_BYTES, PORTS, surroundings
 from hvdlite.rendezvous.handshake import Job, OtherEpochError
 from hvdlite.rendezvous.launchers import Variables, first_of_node_list
 from hvdlite.rendezvous.store import bound_to, listen_when_possible
@@ -46,7 +46,6 @@ _LOOK_SECONDS = 0.25  # between looks at signals
 _ARRIVAL_SECONDS = 0.02  # between looks at nodes that arrive
 _SECOND_SECONDS = 15.0  # how long a second node of one number may wait for the end of the first
 _LOOPBACK_NAMES = ("localhost", "ip6-localhost")
-_FIRST_PORT, _PORTS = 20000, 10000
 # What a node cannot be told besides, by the name in the options.
 _NOT_WITH_NODES = {
     "hosts": "-H",
@@ -201,7 +200,7 @@ def _slurm(variables: Variables) -> _Found:
     host = first_of_node_list(variables.text("SLURM_STEP_NODELIST"))
     step = f"{variables.get('SLURM_JOB_ID')}.{variables.get('SLURM_STEP_ID')}.{os.getuid()}"
     drawn = int.from_bytes(hashlib.sha256(step.encode()).digest()[:4], "little")
-    return _Found(nodes, variables.number("SLURM_NODEID"), f"{host}:{_FIRST_PORT + drawn % _PORTS}")
+    return _Found(nodes, variables.number("SLURM_NODEID"), f"{host}:{FIRST_PORT + drawn % PORTS}")
 
 
 def run_node(here: ThisNode, what: Description) -> int:

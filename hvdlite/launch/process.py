@@ -26,7 +26,7 @@ from typing import IO, Any
 
 from hvdlite.launch import shim
 from hvdlite.launch.hosts import Placement
-from hvdlite.rendezvous.environment import EXIT_STOPPED
+from hvdlite.rendezvous.environment import EXIT_STOPPED, FIRST_PORT, PORTS
 from hvdlite.rendezvous.handshake import Job
 
 STDOUT = 1  # STDOUT and STDERR are also descriptors of the launcher.
@@ -57,7 +57,6 @@ _LONGEST_EXEC = 1.0  # seconds that a look at all processes waits for those that
 _KERNEL_THREAD = 0x200000  # PF_KTHREAD in the flags of /proc/PID/stat
 # Where hvdlite-run chose the address: the ranks then meet by hvdlite's store (`hvdlite_autoload`).
 _OURS = "HVDLITE_TORCH_MASTER"
-_FIRST_PORT, _PORTS = 20000, 10000  # below the range from which the kernel chooses
 
 
 @dataclass(frozen=True)
@@ -348,7 +347,7 @@ def torch_master(
     if all(environment.get(name) for name in names):
         return {name: environment[name] for name in names}
     drawn = int.from_bytes(job_id[:4], "little")
-    ports = [_FIRST_PORT + (drawn + step) % _PORTS for step in range(_PORTS)]
+    ports = [FIRST_PORT + (drawn + step) % PORTS for step in range(PORTS)]
     port = next((port for port in ports if not here or _is_free(host, port)), ports[0])
     return {"MASTER_ADDR": host, "MASTER_PORT": str(port), _OURS: f"{host}:{port}"}
 

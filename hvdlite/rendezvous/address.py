@@ -150,6 +150,14 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(host).is_loopback
 
 
+def route_to(address: str) -> str:
+    """Return this host's address on the route to another one; connecting UDP sends no packet."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as asked:
+        asked.connect((address, 9))
+        return str(asked.getsockname()[0])
+
+
 def interface_address(names: Sequence[str]) -> str:
     """Return the IPv4 address of the first of these network interfaces that has one."""
     found = interface_addresses()

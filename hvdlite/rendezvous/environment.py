@@ -37,7 +37,7 @@ TOKEN_BYTES = 32  # A job's secret has so many.
 JOB_ID_BYTES = 16  # A job's public number has so many.
 
 _TOKEN = "HVDLITE_TOKEN"
-_FIRST_PORT, _PORTS = 20000, 10000  # below the range from which the kernel chooses ports itself
+FIRST_PORT, PORTS = 20000, 10000  # below the range from which the kernel chooses ports itself
 
 _GUARD = (
     'In the script, put all that is not a definition under `if __name__ == "__main__":`, so that '
@@ -347,7 +347,7 @@ def _from_launcher(variables: Variables, found: LauncherEnvironment) -> WorkerEn
     if token is None or (given is None and found.first_host is None):
         raise BootstrapError(_what_to_bring(found, token is None))
     secret = variables.secret(_TOKEN, token, TOKEN_BYTES)
-    port = _FIRST_PORT + int.from_bytes(digest.digest()[:4], "little") % _PORTS
+    port = FIRST_PORT + int.from_bytes(digest.digest()[:4], "little") % PORTS
     return replace(
         worker,
         rendezvous=given or found.address or f"{found.first_host}:{port}",

@@ -24,7 +24,6 @@ from hvdlite.launch.agents import (
     RemoteHost,
     keep_alive,
     rendezvous_address,
-    route_to,
 )
 from hvdlite.launch.channels import LaunchError
 from hvdlite.launch.console import Console
@@ -41,7 +40,7 @@ from hvdlite.launch.report import Failure
 from hvdlite.launch.resources import available_cores
 from hvdlite.launch.slots import Slots
 from hvdlite.launch.supervisor import Next, Supervisor
-from hvdlite.rendezvous.address import interface_address
+from hvdlite.rendezvous.address import interface_address, route_to
 from hvdlite.rendezvous.client import SILENT_HEARTBEATS
 from hvdlite.rendezvous.deadline import is_never
 

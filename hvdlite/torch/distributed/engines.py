@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import hashlib
 import hmac
 import json
@@ -32,7 +33,7 @@ from hvdlite import _core
 from hvdlite.basics import describe_error, make_world, tell_also
 from hvdlite.errors import BootstrapError
 from hvdlite.live import observed
-from hvdlite.rendezvous.address import fresh_unix_address, interface_address, resolve
+from hvdlite.rendezvous.address import fresh_unix_address, interface_address, resolve, route_to
 from hvdlite.rendezvous.connection import Connection
 from hvdlite.rendezvous.deadline import LONGEST_SECONDS, Deadline
 from hvdlite.rendezvous.environment import JOB_ID_BYTES, WorkerEnvironment, surroundings
@@ -85,15 +86,11 @@ def _start(
     member: Membership, connection: Connection, deadline: Deadline, job_id: bytes
 ) -> _core.Engine:
     """Start the engine; that of the first group, the default one, is reported to a view."""
-    global _hooks_installed
     engine = make_world(connection, deadline, job_id, records=False).engine
     observed.follow_unless_busy(engine, member.rank, member.size)
     with _lock:
         _engines[engine] = member.rank
-        if not _hooks_installed:
-            _hooks_installed = True
-            atexit.register(_end_all)
-            tell_also(_tell_peers)
+        _install_hooks()
     return engine
 
 
@@ -186,10 +183,8 @@ def _own_address(member: Membership, around: WorkerEnvironment) -> str:
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     host, port = getattr(store, "host", socket.gethostname()), getattr(store, "port", 1)
-    family, target = resolve(f"{host}:{port}")[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(target)
-        return f"{probe.getsockname()[0]}:0"
+    _, target = resolve(f"{host}:{port}")[0]
+    return f"{route_to(target[0])}:0"
 
 
 # At the exit of the interpreter all engines are shut down, and the thread that completes futures
@@ -198,7 +193,12 @@ def _own_address(member: Membership, around: WorkerEnvironment) -> str:
 _lock = threading.Lock()
 # These engines are open; the values are this process's ranks.
 _engines: dict[_core.Engine, int] = {}
-_hooks_installed = False
+
+
+@functools.cache
+def _install_hooks() -> None:
+    atexit.register(_end_all)
+    tell_also(_tell_peers)
 
 
 def end(engine: _core.Engine) -> None:
