@@ -306,7 +306,6 @@ class World:
         self._folder.cleanup()
 
     def __enter__(self) -> World:
-        """Return the running world."""
         return self
 
     def __exit__(

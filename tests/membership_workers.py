@@ -54,7 +54,6 @@ class Model:
     hung_up: bool = False  # the registrar has seen the end of its connection
 
     def ready(self, why: str) -> dict[str, Any]:
-        """Make the message READY."""
         return {
             "kind": "ready",
             "epoch": self.epoch,

@@ -83,7 +83,6 @@ class Servers:
         return self._clients[-1]
 
     def __enter__(self) -> Servers:
-        """Return the running servers."""
         return self
 
     def __exit__(

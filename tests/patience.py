@@ -45,7 +45,6 @@ class Stopwatch:
         self._stalled = _stalled_seconds()
 
     def seconds(self) -> float:
-        """Return the seconds since the start."""
         if self._stalled is None:
             return 0.0
         stalled = (_stalled_seconds() or 0.0) - self._stalled

@@ -123,7 +123,6 @@ class Nodes:
         ray.init(address=self._cluster.address, log_to_driver=False)
 
     def shutdown(self) -> None:
-        """End all of it."""
         import ray
 
         ray.shutdown()

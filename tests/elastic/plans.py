@@ -85,7 +85,6 @@ class PlannedError(Exception):
 
 
 def this_worker() -> int:
-    """Return the number of this worker."""
     return int(os.environ["HVDLITE_WORKER"])
 
 

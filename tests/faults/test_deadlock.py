@@ -119,7 +119,6 @@ def test_two_ranks_that_both_receive_first_are_told_what_to_do() -> None:
 
 
 def wait_in_two_threads() -> list[dict[str, Any]]:
-    """Wait in two threads each."""
     basics.init()
     assert works("before")
     said: list[dict[str, Any]] = []

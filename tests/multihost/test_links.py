@@ -29,7 +29,6 @@ BOUND = 20.0  # seconds; without the kernel's probes, the ranks would wait for e
 
 @pytest.fixture
 def hosts(three_hosts: Bed) -> Iterator[Bed]:
-    """Three undisturbed hosts."""
     yield three_hosts
     three_hosts.mend()
 

@@ -66,7 +66,6 @@ class Nodes:
         flags: Sequence[str] = (),
         **env: str,
     ) -> subprocess.Popen[bytes]:
-        """Start hvdlite-run as one of the nodes."""
         where = ("--nodes", str(nodes), "--node-rank", str(node), "--meet", meet or self._meet)
         self.started[node] = self._bed.start_launcher(
             *(*where, "-np", str(ranks), *flags, *command),

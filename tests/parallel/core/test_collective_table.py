@@ -72,7 +72,6 @@ def places() -> Iterator[Place]:
 
 @functools.lru_cache(maxsize=512)
 def given(rank: int, dtype: str, shape: tuple[int, ...]) -> Any:
-    """Make the input of a rank."""
     generator = np.random.default_rng([rank, len(dtype), *shape])
     if dtype == "bool":
         values = generator.integers(0, 2, shape)
