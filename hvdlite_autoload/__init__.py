@@ -9,6 +9,8 @@ which a program that only imports torch must not do.
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -31,6 +33,8 @@ def register() -> None:
             return
         distributed.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
         _extend_env_rendezvous()
+        if os.environ.get("HVDLITE_REPLACE_GLOO", "0") not in ("", "0"):
+            _replace_gloo(distributed)
     except Exception as error:
         _report(error)
 
@@ -48,6 +52,35 @@ def _create(options: Any, backend_options: Any) -> Any:
     from hvdlite.torch.distributed import create
 
     return create(options, backend_options)
+
+
+def _replace_gloo(distributed: Any) -> None:
+    """Let hvdlite make the process groups that programs ask gloo for."""
+    if hasattr(distributed.Backend, "_ensure_backend_registered"):  # torch 2.14 and newer
+        make = _create_in_place_of_gloo
+        distributed.Backend.register_backend("gloo", make, extended_api=True, devices=["cpu"])
+        return
+    made_by = importlib.import_module("torch.distributed.distributed_c10d")
+    torchs = made_by.ProcessGroupGloo
+
+    class InPlaceOfGloo(type):
+        """What torch takes for the class of gloo's groups: it calls it, and asks who is one."""
+
+        def __call__(cls, store: Any, rank: int, size: int, timeout: Any) -> Any:
+            from hvdlite.torch.distributed.gloo import Options
+
+            return _create_in_place_of_gloo(Options(store, rank, size, timeout))
+
+        def __instancecheck__(cls, one: Any) -> bool:
+            return isinstance(one, torchs) or type(one).__name__ == "GlooGroup"
+
+    made_by.ProcessGroupGloo = InPlaceOfGloo("ProcessGroupGloo", (), {})
+
+
+def _create_in_place_of_gloo(options: Any, backend_options: Any = None) -> Any:
+    from hvdlite.torch.distributed.gloo import GlooGroup
+
+    return GlooGroup(options)
 
 
 def _has_seat(url: str, variables: Mapping[str, str]) -> bool:
@@ -77,9 +110,6 @@ def _extend_env_rendezvous() -> None:
     names the ranks that do not come. Elsewhere PyTorch's own handler is asked first; where it
     raises, because a variable is missing, hvdlite looks for srun or mpirun.
     """
-    import importlib
-    import os
-
     # torch.distributed.rendezvous, as an attribute, is a function.
     handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
     original = handlers["env"]
