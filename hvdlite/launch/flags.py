@@ -67,6 +67,8 @@ _TABLE = f"""
 --doctor -cb --check-build | switch | | say what works on this machine (and those of -H), and why
     the rest does not
 --compat | switch | | let `import horovod` find hvdlite, for scripts written for Horovod
+--replace-gloo | switch | | the backend gloo of torch.distributed is hvdlite, for programs that name
+    gloo, or no backend
 --verbose | switch | | say what is started
 --start-timeout | amount | SECONDS | how long hvd.init() waits for all ranks, and ssh for a host;
     0: without a limit
@@ -400,6 +402,8 @@ def variables(options: argparse.Namespace) -> dict[str, str]:
     found = dict(options.knobs)
     if options.independent:
         found[INDEPENDENT] = "1"
+    if options.replace_gloo:
+        found["HVDLITE_REPLACE_GLOO"] = "1"
     if options.start_timeout is not None:
         found["HVDLITE_START_TIMEOUT"] = str(options.start_timeout)
     if options.timeline_filename is not None:

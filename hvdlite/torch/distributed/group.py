@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import distributed
-from torch.distributed import distributed_c10d
 
 from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.rendezvous.deadline import Deadline, seconds_of
@@ -159,12 +158,12 @@ _MANY = [
     ("inputTensors", "input_list", "inputs", "input"),
 ]
 _SPLITS = [("output_split_sizes",), ("input_split_sizes",)]
-_GATHER = distributed_c10d.AllgatherOptions
+_GATHER = torch._C._distributed_c10d.AllgatherOptions
 _EXCHANGE = distributed.AllToAllOptions
 
 FORMS = {
     "allreduce": _Form(_IN_PLACE, distributed.AllreduceOptions, ("op", "timeout")),
-    "allreduce_coalesced": _Form(_IN_PLACE, distributed_c10d.AllreduceCoalescedOptions),
+    "allreduce_coalesced": _Form(_IN_PLACE, torch._C._distributed_c10d.AllreduceCoalescedOptions),
     "reduce": _Form(_IN_PLACE, distributed.ReduceOptions, ("root", "op", "timeout")),
     "broadcast": _Form(_IN_PLACE, distributed.BroadcastOptions, ("root", "timeout")),
     "allgather": _Form(_LISTS, _GATHER, ("timeout",)),
@@ -182,6 +181,7 @@ FORMS = {
     "send": _Form([("tensors",), ("dstRank",), ("tag",)]),
     "recv": _Form([("tensors",), ("srcRank",), ("tag",)]),
 }
+_OPTIONS = tuple({form.options for form in FORMS.values() if form.options is not None})
 
 
 def _method(own: Callable[..., Any]) -> Callable[..., Any]:
@@ -201,7 +201,7 @@ def _method(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _has_options(argument: Any) -> bool:
-    return hasattr(argument, "asyncOp")
+    return isinstance(argument, _OPTIONS)
 
 
 def in_one_form(verb: str, given: Sequence[Any], named: dict[str, Any]) -> list[Any]:

@@ -116,6 +116,7 @@ def _serve_tcp(worker: WorkerEnvironment, own_host: str | None, timeout: timedel
         timeout=timeout,
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
+        use_libuv=False,  # It takes no descriptor before torch 2.8.
     )
 
 

@@ -135,7 +135,7 @@ class Submissions:
             origin = self._numbering.next(signature, seconds)
         except TimeoutError:
             self._give_up(signature, seconds)
-        blocking = not options.asyncOp
+        blocking = not getattr(options, "asyncOp", True)  # torch 2.7 and older do not tell.
         handle = submit(origin.text, blocking)
         self._numbering.note(origin.text, handle)
         give_up = functools.partial(self._give_up, signature, seconds)
