@@ -2,13 +2,15 @@
 
     python benchmarks/c10d.py --np 2 > c10d.jsonl
 
-There is a row for each collective and size, and one for each way of training a model of 25 M
-parameters. The contestants take turns in the same processes, with one thread per rank:
+There is a row for each collective and size, and one for each way of training a model. `ddp` has
+25 M parameters in 10 tensors, `ddp_resnet` is a ResNet-50, and `ddp_small` has 85 k parameters. The
+contestants take turns in the same processes, with one thread per rank:
 
 - `hvdlite`: torch.distributed's function with a group of the backend hvdlite.
 - `gloo`: the same with gloo.
 - `plain`, of all-reduce: hvd.allreduce_, without torch.distributed.
-- `compute`, of training: the model alone, with a barrier where the others communicate.
+- `floor`, of training: DistributedDataParallel with a communication hook that sends nothing, and a
+  barrier before each step of the optimizer. For `fsdp`: the model alone, with the same barrier.
 
 `_us` is the median wall time of a call on the slowest rank, and `_cpu_us` the processor time of a
 call, with all threads of the process, on the rank that needs most.
@@ -24,7 +26,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from step import Contestant
-from step_models import make_mlp, mlp_batch
+from step_models import MODELS as SHAPES
+from step_models import Batch, make_mlp, mlp_batch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -45,7 +48,7 @@ SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_te
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_common_arguments(parser)
-    parser.add_argument("--only", help="comma-separated collectives, or ddp, fsdp")
+    parser.add_argument("--only", help="comma-separated collectives or models")
     arguments = parser.parse_args()
     if not arguments.worker:
         passed_on = ["--quick"] * arguments.quick
@@ -73,7 +76,7 @@ def measure_all(arguments: argparse.Namespace) -> None:
                 tell({"collective": name, "bytes": size}, calls, arguments.quick)
         else:
             models = {key: MODELS[name](group) for key, group in groups.items()}
-            models["compute"] = alone()
+            models["floor"] = alone() if name == "fsdp" else MODELS[name](None)
             tell({"model": name}, models, arguments.quick)
     dist.destroy_process_group()
     hvd.shutdown()
@@ -92,8 +95,8 @@ def tell(row: dict[str, Any], calls: dict[str, Call], quick: bool) -> None:
     figures["faster_than_gloo"] = round(gloo.us / ours.us, 2)
     if "plain" in costs:
         figures["cpu_times_plain"] = round(ours.cpu_us / costs["plain"].cpu_us, 2)
-    if "compute" in costs:
-        alone = costs["compute"]
+    if "floor" in costs:
+        alone = costs["floor"]
         added = max(gloo.us - alone.us, 1.0), max(gloo.cpu_us - alone.cpu_us, 1.0)
         figures["added_to_gloos"] = round((ours.us - alone.us) / added[0], 2)
         figures["cpu_added_to_gloos"] = round((ours.cpu_us - alone.cpu_us) / added[1], 2)
@@ -133,18 +136,42 @@ def reduce_scatter(size: int, group: Any) -> Call:
     return lambda: SCATTER(output, whole, group=group)
 
 
-def stepping(model: nn.Module, before: Callable[[], object] = lambda: None) -> Call:
+def stepping(
+    model: nn.Module, before: Callable[[], object] = lambda: None, batch: Batch | None = None
+) -> Call:
     contestant = Contestant(model, torch.optim.SGD(model.parameters(), lr=1e-3), before)
-    batch = mlp_batch()
-    return lambda: contestant.step(batch)
+    given = mlp_batch() if batch is None else batch
+    return lambda: contestant.step(given)
 
 
 def alone() -> Call:
     return stepping(make_mlp(), lambda: dist.barrier())
 
 
-def ddp(group: Any) -> Call:
-    return stepping(DistributedDataParallel(make_mlp(), process_group=group))
+def ddp(group: Any, model: nn.Module | None = None, batch: Batch | None = None) -> Call:
+    """Train with DistributedDataParallel over a group; None: without sending anything."""
+    own = DistributedDataParallel(model or make_mlp(), process_group=group)
+    if group is not None:
+        return stepping(own, batch=batch)
+    own.register_comm_hook(None, lambda _, bucket: completed(bucket.buffer()))
+    return stepping(own, lambda: dist.barrier(), batch)
+
+
+def completed(value: torch.Tensor) -> Any:
+    future: Any = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
+def ddp_resnet(group: Any) -> Call:
+    make_model, make_batch = SHAPES["resnet"]
+    return ddp(group, make_model(), make_batch())
+
+
+def ddp_small(group: Any) -> Call:
+    layers = [nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 64)]
+    batch = torch.randn(64, 256), torch.randint(0, 64, (64,))
+    return ddp(group, nn.Sequential(*layers, nn.ReLU(), nn.Linear(64, 64)), batch)
 
 
 def fsdp(group: Any) -> Call:
@@ -162,7 +189,7 @@ COLLECTIVES = {
     "reduce_scatter": reduce_scatter,
     "broadcast": broadcast,
 }
-MODELS = {"ddp": ddp, "fsdp": fsdp}
+MODELS = {"ddp": ddp, "ddp_resnet": ddp_resnet, "ddp_small": ddp_small, "fsdp": fsdp}
 
 
 if __name__ == "__main__":
