@@ -12,6 +12,10 @@ contestants take turns in the same processes, with one thread per rank:
 - `floor`, of training: DistributedDataParallel with a communication hook that sends nothing, and a
   barrier before each step of the optimizer. For `fsdp`: the model alone, with the same barrier.
 
+With --replace, programs that name gloo train, over gloo and over hvdlite in its place (`hvdlite-run
+--replace-gloo`): jobs of each take turns. `trainer` is the Trainer of transformers, with a model of
+25 M parameters. The last rows have the medians over the turns.
+
 `_us` is the median wall time of a call on the slowest rank, and `_cpu_us` the processor time of a
 call, with all threads of the process, on the rank that needs most.
 """
@@ -19,8 +23,15 @@ call, with all threads of the process, on the rank that needs most.
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
+import os
+import statistics
 import sys
+import tempfile
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,13 +43,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from turns import Call, costs_of, join_gloo
+from turns import Call, Cost, costs_of, join_gloo, slowest
 from workers import add_common_arguments, print_row, run_ranks
 
 SIZES = [4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 QUICK_SIZES = [4, 1 << 20]
 SECONDS = 2.0
 ROUNDS = 8
+TURNS = 5  # of jobs over gloo, and over hvdlite in its place
 
 # Their names since torch 2.13, and before.
 GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -49,12 +61,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_common_arguments(parser)
     parser.add_argument("--only", help="comma-separated collectives or models")
+    parser.add_argument("--replace", action="store_true", help="programs that name gloo")
     arguments = parser.parse_args()
     if not arguments.worker:
         passed_on = ["--quick"] * arguments.quick
         passed_on += ["--only", arguments.only] if arguments.only else []
+        if arguments.replace:
+            return in_turns(arguments, [*passed_on, "--replace"])
         return run_ranks(__file__, arguments.np, arguments.output, passed_on)
-    measure_all(arguments)
+    if arguments.replace:
+        train_over_gloo(arguments)
+    else:
+        measure_all(arguments)
     return 0
 
 
@@ -80,6 +98,89 @@ def measure_all(arguments: argparse.Namespace) -> None:
             tell({"model": name}, models, arguments.quick)
     dist.destroy_process_group()
     hvd.shutdown()
+
+
+def in_turns(arguments: argparse.Namespace, passed_on: list[str]) -> int:
+    """Run jobs over gloo, and over hvdlite in its place, in turns; return the exit status."""
+    with tempfile.NamedTemporaryFile("r", prefix="hvdlite-c10d-", suffix=".jsonl") as file:
+        for _ in range(1 if arguments.quick else TURNS):
+            for flags in ([], ["--replace-gloo"]):
+                status = run_ranks(__file__, arguments.np, Path(file.name), passed_on, *flags)
+                if status:
+                    return status
+        rows = [json.loads(line) for line in file]
+    for model in dict.fromkeys(row["model"] for row in rows):
+        medians = {
+            f"{row['over']}_{unit}": statistics.median(
+                one[unit] for one in rows if (one["model"], one["over"]) == (model, row["over"])
+            )
+            for row in rows
+            for unit in ("us", "cpu_us")
+        }
+        faster = round(medians["gloo_us"] / medians["hvdlite_us"], 2)
+        row = {"benchmark": "replace_gloo", "np": arguments.np, "model": model, **medians}
+        print_row({**row, "faster_than_gloo": faster})
+    return 0
+
+
+def train_over_gloo(arguments: argparse.Namespace) -> None:
+    """Run one rank of a program that names gloo, and print the rows on rank 0."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rounds, seconds = (1, 0.05) if arguments.quick else (1, SECONDS)
+    over = "hvdlite" if os.environ.get("HVDLITE_REPLACE_GLOO") else "gloo"
+    wanted = arguments.only.split(",") if arguments.only else [*REPLACED, "trainer"]
+    for name in wanted:
+        if name == "trainer":
+            cost = cost_of_trainer(3 if arguments.quick else 20)
+        else:
+            cost = costs_of({name: REPLACED[name](dist.group.WORLD)}, rounds, seconds)[name]
+        if dist.get_rank() == 0:
+            figures = {"us": round(cost.us, 1), "cpu_us": round(cost.cpu_us, 1)}
+            print_row({"benchmark": "replace_gloo_turn", "model": name, "over": over, **figures})
+    dist.destroy_process_group()
+
+
+def cost_of_trainer(steps: int) -> Cost:
+    """Return what a step of the Trainer of transformers costs, without the first two."""
+    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = make_mlp()
+
+        def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": nn.functional.cross_entropy(self.layers(inputs), labels)}
+
+    ends: list[tuple[int, int]] = []
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            ends.append((time.perf_counter_ns(), time.process_time_ns()))
+
+    inputs, labels = mlp_batch()
+    rows = [{"inputs": one, "labels": label} for one, label in zip(inputs, labels, strict=True)]
+    with tempfile.TemporaryDirectory() as folder:
+        settings = TrainingArguments(
+            folder,
+            use_cpu=True,
+            max_steps=steps,
+            per_device_train_batch_size=len(rows) // dist.get_world_size(),
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+            logging_strategy="no",
+        )
+        trainer = Trainer(Model(), settings, train_dataset=rows, callbacks=[Clock()])
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    walls, processors = (
+        [(after - before) / 1e3 for before, after in itertools.pairwise(column)][1:]
+        for column in zip(*ends, strict=True)
+    )
+    figures = [statistics.median(walls), min(walls), statistics.median(processors)]
+    return Cost(*slowest(figures))
 
 
 def tell(row: dict[str, Any], calls: dict[str, Call], quick: bool) -> None:
@@ -189,7 +290,8 @@ COLLECTIVES = {
     "reduce_scatter": reduce_scatter,
     "broadcast": broadcast,
 }
-MODELS = {"ddp": ddp, "ddp_resnet": ddp_resnet, "ddp_small": ddp_small, "fsdp": fsdp}
+REPLACED = {"ddp": ddp, "ddp_resnet": ddp_resnet, "ddp_small": ddp_small}
+MODELS = {**REPLACED, "fsdp": fsdp}
 
 
 if __name__ == "__main__":

@@ -32,11 +32,16 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--store", help=argparse.SUPPRESS)
 
 
-def run_ranks(script: str, ranks: int, output: Path | None, arguments: list[str]) -> int:
-    """Start `script --worker` on `ranks` ranks and print the JSON lines of rank 0."""
+def run_ranks(
+    script: str, ranks: int, output: Path | None, arguments: list[str], *flags: str
+) -> int:
+    """Start `script --worker` on `ranks` ranks and print the JSON lines of rank 0.
+
+    `flags` are those of hvdlite-run.
+    """
     environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     with tempfile.TemporaryDirectory(prefix="hvdlite-benchmark-") as folder:
-        launcher = [sys.executable, "-m", "hvdlite.launch", "-np", str(ranks)]
+        launcher = [sys.executable, "-m", "hvdlite.launch", "-np", str(ranks), *flags]
         worker = [sys.executable, script, "--worker", "--store", f"{folder}/store", *arguments]
         job = subprocess.Popen(
             [*launcher, *worker], env=environment, stdout=subprocess.PIPE, text=True

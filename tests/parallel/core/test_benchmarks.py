@@ -34,7 +34,11 @@ RANKS: Mapping[str, tuple[Mapping[str, object], list[str]]] = {
     ),
     "c10d.py --only all_reduce,reduce_scatter,ddp": (
         {"model": "ddp"},
-        ["hvdlite_us", "gloo_cpu_us", "faster_than_gloo", "compute_us"],
+        ["hvdlite_us", "gloo_cpu_us", "faster_than_gloo", "floor_us"],
+    ),
+    "c10d.py --replace --only ddp_small,trainer": (
+        {"benchmark": "replace_gloo", "model": "trainer"},
+        ["hvdlite_us", "gloo_cpu_us", "faster_than_gloo"],
     ),
     "step.py --model transformer --modes --views": (
         {"model": "transformer", "tensors": 200},
