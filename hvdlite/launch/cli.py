@@ -180,6 +180,11 @@ def describe_job(
     launches: bool,
 ) -> Description:
     """Describe the job; `launches` is False where this process only brings a node to it."""
+    elastic, servers = describe_elastic(options, environment), describe_servers(options)
+    if options.replace_gloo and (elastic or servers):
+        raise ArgumentError(
+            "--replace-gloo: a job that is elastic, or has parameter servers, has no process groups"
+        )
     return Description(
         command=options.command,
         ranks=options.num_proc,
@@ -196,8 +201,8 @@ def describe_job(
         verbose=options.verbose,
         compat=options.compat,
         grace=options.grace,
-        elastic=describe_elastic(options, environment),
-        servers=describe_servers(options),
+        elastic=elastic,
+        servers=servers,
         viewers=viewers(options, environment) if launches else (),
     )
 
