@@ -60,7 +60,7 @@ def _replace_gloo(distributed: Any) -> None:
         make = _create_in_place_of_gloo
         distributed.Backend.register_backend("gloo", make, extended_api=True, devices=["cpu"])
         return
-    made_by = importlib.import_module("torch.distributed.distributed_c10d")
+    made_by: Any = importlib.import_module("torch.distributed.distributed_c10d")
     torchs = made_by.ProcessGroupGloo
 
     class InPlaceOfGloo(type):

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed
 
-from hvdlite.errors import ArgumentError, HvdliteError
-from hvdlite.rendezvous.deadline import Deadline, seconds_of
+from hvdlite.errors import ArgumentError, CollectiveTimeoutError, HvdliteError
+from hvdlite.rendezvous.deadline import LONGEST_SECONDS, Deadline, seconds_of
 from hvdlite.torch.distributed import engines
 from hvdlite.torch.distributed.collectives import Collectives
 from hvdlite.torch.distributed.engines import Membership
@@ -136,6 +136,56 @@ class HvdliteGroup(Collectives, distributed.ProcessGroup):  # type: ignore[misc]
         """Leave the group at once; the other members get an error."""
         self._engine.abort(f"rank {self._own_rank} aborted process group '{self._title}'")
         engines.end(self._engine)
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Wait for all ranks, each of which tells rank 0 through the store that it is there.
+
+        Raises:
+            CollectiveTimeoutError: Another rank did not come in time. Rank 0 names the first such
+                rank, or with `wait_all_ranks` all of them, and so do ranks that still wait then.
+        """
+        seconds = seconds_of(timeout or self._timeout)
+        where = self._numbering.next_of_pair("monitored_barrier")
+        store = distributed.PrefixStore(where, self._member.store)
+        if self._own_rank == 0:
+            missing = self._missing(store, Deadline(seconds), wait_all_ranks)
+            verdict = ""
+            if missing:
+                word = "Rank" if len(missing) == 1 else "Ranks"
+                verdict = (
+                    f"{word} {', '.join(map(str, missing))} failed to pass monitoredBarrier of "
+                    f"process group '{self._title}' in {seconds:g} s"
+                )
+            store.set("verdict", verdict)
+        else:
+            store.set(str(self._own_rank), "")
+            verdict = self._verdict(store, seconds)
+        if verdict:
+            raise CollectiveTimeoutError(verdict)
+
+    def _missing(self, store: Any, deadline: Deadline, all_of_them: bool) -> list[int]:
+        missing: list[int] = []
+        for rank in range(1, self._members):
+            left = min(max(0.001, deadline.seconds_left), LONGEST_SECONDS)
+            try:
+                store.wait([str(rank)], timedelta(seconds=left))
+            except RuntimeError:
+                missing.append(rank)
+                if not all_of_them:
+                    break
+        return missing
+
+    def _verdict(self, store: Any, seconds: float) -> str:
+        try:
+            store.wait(["verdict"], timedelta(seconds=min(seconds, LONGEST_SECONDS)))
+        except RuntimeError:
+            return (
+                f"rank {self._own_rank} reached monitoredBarrier of process group "
+                f"'{self._title}', and rank 0 did not let it pass in {seconds:g} s"
+            )
+        return store.get("verdict").decode()
 
 
 # Torch's functions give lists of tensors and an object with options. The methods of a ProcessGroup
