@@ -155,7 +155,7 @@ def cost_of_trainer(steps: int) -> Cost:
 
     ends: list[tuple[int, int]] = []
 
-    class Clock(TrainerCallback):  # type: ignore[misc]
+    class Clock(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
             ends.append((time.perf_counter_ns(), time.process_time_ns()))
 

@@ -37,8 +37,8 @@ RANKS: Mapping[str, tuple[Mapping[str, object], list[str]]] = {
         ["hvdlite_us", "gloo_cpu_us", "faster_than_gloo", "floor_us"],
     ),
     "c10d.py --replace --only ddp_small,trainer": (
-        {"benchmark": "replace_gloo", "model": "trainer"},
-        ["hvdlite_us", "gloo_cpu_us", "faster_than_gloo"],
+        {"model": "trainer", "over": "gloo"},
+        ["us", "cpu_us"],
     ),
     "step.py --model transformer --modes --views": (
         {"model": "transformer", "tensors": 200},
