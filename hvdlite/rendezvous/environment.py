@@ -158,6 +158,11 @@ def allow_pickle() -> bool:
     return os.environ.get("HVDLITE_ALLOW_PICKLE", "1") != "0"
 
 
+def checks_nan() -> bool:
+    """Return whether torch.distributed is asked to refuse tensors that have a NaN."""
+    return os.environ.get("TORCH_DIST_NAN_CHECK") == "1"
+
+
 def timeline_parts() -> Path | None:
     """Return the folder whose parts of timelines hvdlite-run merges; None without hvdlite-run."""
     folder = os.environ.get("HVDLITE_TIMELINE_PARTS")

@@ -48,7 +48,7 @@ class Collectives(Submissions):
         return self._reduce("allreduce", memories, memories, targets, opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> Work:
-        return self.allreduce(tensors, opts)
+        return Collectives.allreduce(self, tensors, opts)
 
     def reduce(self, tensors: Tensors, opts: Any) -> Work:
         """Reduce a tensor in place on rank `opts.rootRank`; on the others it does not change."""
@@ -218,7 +218,7 @@ class Collectives(Submissions):
         return self._scatter_reduced("reduce_scatter", [output], [joined], opts, uneven)
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> Work:
-        return self.reduce_scatter_single_coalesced([output], [source], opts)
+        return Collectives.reduce_scatter_single_coalesced(self, [output], [source], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
         check("reduce_scatter_single", [*outputs, *inputs])
@@ -309,6 +309,16 @@ class Collectives(Submissions):
         counts = [source.numel() if rank == root else 0 for rank in range(self._members)]
         wanted = [one.numel() for one in targets] or [0] * self._members
         return self._exchange(f"gather.{root}", source, counts, targets, wanted, opts)
+
+    def gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> Work:
+        """Give rank `opts.rootRank` the tensors of all ranks, one behind the other."""
+        root, is_root = opts.rootRank, self._own_rank == opts.rootRank
+        target = output if is_root else output.new_empty(0)
+        check("gather_single", [target, source])
+        counts = [source.numel() if rank == root else 0 for rank in range(self._members)]
+        wanted = [part.numel() for part in target.flatten().tensor_split(self._members)]
+        verb, outputs = f"gather_single.{root}", [target] if is_root else []
+        return self._exchange(verb, readable(source), counts, outputs, wanted, opts)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Work:
         """Send `inputs[0][r]` of rank `opts.rootRank` to rank r, which has it in `outputs[0]`."""

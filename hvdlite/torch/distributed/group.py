@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import distributed
 
-from hvdlite.errors import ArgumentError, CollectiveTimeoutError, HvdliteError
+from hvdlite.errors import ArgumentError, CollectiveTimeoutError, HvdliteError, UnsupportedError
+from hvdlite.rendezvous import environment
 from hvdlite.rendezvous.deadline import LONGEST_SECONDS, Deadline, seconds_of
 from hvdlite.torch.distributed import engines
 from hvdlite.torch.distributed.collectives import Collectives
@@ -35,6 +38,11 @@ class HvdliteGroup(Collectives, distributed.ProcessGroup):  # type: ignore[misc]
         distributed.ProcessGroup.__init__(self, member.rank, member.size)
         Collectives.__init__(self, member)
         self._description = ""
+        self._hooks_before: dict[int, Callable[[Any], object]] = {}  # by the caller's numbers
+        self._hooks_after: dict[int, Callable[[Any], object]] = {}
+        self._hooked = itertools.count()
+        if environment.checks_nan():
+            self._hooks_before[-1] = self._refuse_nan  # Torch's own hook waits in its C++ half.
 
     def getBackendName(self) -> str:
         return NAME
@@ -81,8 +89,15 @@ class HvdliteGroup(Collectives, distributed.ProcessGroup):  # type: ignore[misc]
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
+        for group in self._groups_of_torch.values():
+            if hasattr(group, "set_timeout"):  # Old releases do not have it.
+                group.set_timeout(timeout)
 
     _set_default_timeout = set_timeout
+
+    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
+        """Give operations more time, from the next one until that one has completed."""
+        self._extensions.append((timeout.total_seconds(), []))
 
     def get_group_store(self) -> Any:
         return self._member.store
@@ -100,8 +115,11 @@ class HvdliteGroup(Collectives, distributed.ProcessGroup):  # type: ignore[misc]
                 'device, as in init_process_group("cuda:nccl,cpu:hvdlite")'
             ) from None
 
+    get_backend = _get_backend
+
     # Torch asks this of a backend.
-    supports_splitting = supports_coalescing = supports_time_estimate = False
+    supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
+    supports_reconfigure = supports_window = use_pg_for_symm_mem_rendezvous = False
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
         return False
@@ -116,6 +134,35 @@ class HvdliteGroup(Collectives, distributed.ProcessGroup):  # type: ignore[misc]
 
     def _get_sequence_number_for_group(self) -> int:
         return self._numbering.started()
+
+    def _backend_id(self, _: Any) -> int:
+        return self._id()
+
+    # Torch's hooks before and after each operation is submitted.
+
+    def register_pre_hook(self, hook_id: int, hook: Callable[[Any], object]) -> None:
+        self._hooks_before[hook_id] = hook
+
+    def unregister_pre_hook(self, hook_id: int) -> None:
+        self._hooks_before.pop(hook_id, None)
+
+    def register_post_hook(self, hook_id: int, hook: Callable[[Any], object]) -> None:
+        self._hooks_after[hook_id] = hook
+
+    def unregister_post_hook(self, hook_id: int) -> None:
+        self._hooks_after.pop(hook_id, None)
+
+    def _refuse_nan(self, told: SimpleNamespace) -> None:
+        kind = getattr(told.name, "name", told.name).lower()
+        if kind in ("broadcast", "scatter") and told.root != self._own_rank:
+            return  # This rank sends nothing.
+        for index, tensor in enumerate(told.input_tensors):
+            if torch.isnan(tensor._values() if tensor.is_sparse else tensor).any():
+                raise ArgumentError(
+                    f"TORCH_DIST_NAN_CHECK: rank {self._own_rank} did not send tensor {index} of "
+                    f"{kind} of process group '{self._title}', of shape {list(tensor.shape)}: it "
+                    "has a NaN; in a backward pass torch.autograd.detect_anomaly() finds its cause"
+                )
 
     def shutdown(self) -> None:
         """Leave the group when the operations in flight have ended, or their time has passed."""
@@ -224,6 +271,7 @@ FORMS = {
     "reduce_scatter_single": _Form(_OUT_OF_IN, distributed.ReduceScatterOptions),
     "reduce_scatter_single_coalesced": _Form(_MANY, distributed.ReduceScatterOptions),
     "gather": _Form(_LISTS, distributed.GatherOptions, ("root", "timeout")),
+    "gather_single": _Form(_OUT_OF_IN, distributed.GatherOptions),
     "scatter": _Form(_LISTS, distributed.ScatterOptions, ("root", "timeout")),
     "all_to_all_single": _Form([*_OUT_OF_IN, *_SPLITS], _EXCHANGE, ("timeout",)),
     "alltoall": _Form(_LISTS, _EXCHANGE, ("timeout",)),
@@ -240,12 +288,23 @@ def _method(own: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(own)
     def call(self: Any, *given: Any, **named: Any) -> Any:
+        if named or not given or not _has_options(given[-1]):
+            given = (*in_one_form(verb, given, dict(named)),)
+        told = None
+        if self._hooks_before or self._hooks_after:
+            told = _told(verb, given)
+            told.op_id = next(self._hooked)
+            for hook in [*self._hooks_before.values()]:
+                hook(told)
         try:
-            if not named and given and _has_options(given[-1]):
-                return own(self, *given)
-            return own(self, *in_one_form(verb, given, dict(named)))
+            work = own(self, *given)
         except OtherDeviceError as error:
-            return getattr(self.elsewhere(error), verb)(*given, **named)
+            work = getattr(self.elsewhere(error), verb)(*given)
+        if told is not None:
+            told.work = work
+            for hook in [*self._hooks_after.values()]:
+                hook(told)
+        return work
 
     return call
 
@@ -287,6 +346,29 @@ def _options(verb: str, given: Sequence[Any], named: dict[str, Any]) -> Any:
     return options
 
 
+def _told(verb: str, given: Sequence[Any]) -> SimpleNamespace:
+    """Return what hooks get: the attributes of torch's PreHookArgs and PostHookArgs."""
+    form = FORMS[verb]
+    count = len(form.arguments)
+    pair = given[:2] if form.options and count > 1 else [[], given[0] if count else []]
+    outputs, inputs = pair[::-1] if verb == "recv" else pair
+    kind = verb.removesuffix("_coalesced").removesuffix("_single")
+    kind = kind.replace("all_", "all").replace("to_", "to").upper()
+    return SimpleNamespace(
+        name=getattr(getattr(torch._C._distributed_c10d, "HookOpName", None), kind, kind),
+        async_op=getattr(given[-1], "asyncOp", True),
+        input_tensors=_flat(inputs),
+        output_tensors=_flat(outputs),
+        root=getattr(given[-1], "rootRank", -1) if form.options else given[1],
+    )
+
+
+def _flat(given: Any) -> list[torch.Tensor]:
+    if isinstance(given, torch.Tensor):
+        return [given]
+    return [one for part in given for one in _flat(part)]
+
+
 # Earlier releases of torch, and its C++ code, call these methods by other names.
 _OTHER_NAMES = {
     "_allgather_base": "all_gather_single",
@@ -294,8 +376,30 @@ _OTHER_NAMES = {
     "_reduce_scatter_base": "reduce_scatter_single",
     "reduce_scatter_tensor_coalesced": "reduce_scatter_single_coalesced",
     "alltoall_base": "all_to_all_single",
+    "gather_into_tensor": "gather_single",
+    "allreduce_sparse": "allreduce",
 }
 for _verb in FORMS:
     setattr(HvdliteGroup, _verb, _method(getattr(HvdliteGroup, _verb)))
 for _other, _verb in _OTHER_NAMES.items():
     setattr(HvdliteGroup, _other, getattr(HvdliteGroup, _verb))
+
+# What other process groups and backends have besides, by what to do without it.
+_LACKING = {
+    "make a new group": "merge merge_remote_group resume shrink split split_group suspend",
+    "start the job again, or as an elastic one": "get_reconfigure_handle reconfigure",
+    "call the operations one by one": "_end_coalescing _start_coalescing",
+    "use send and recv, and tensors of torch.empty": "allocate_tensor memory_stats new_window",
+    "use the Work that an operation returns": "_register_on_completion_hook "
+    "_wait_for_pending_works get_error register_abort_hook unregister_abort_hook",
+}
+
+
+def _refuse(self: HvdliteGroup, verb: str, remedy: str, *_: Any, **__: Any) -> NoReturn:
+    text = f"process group '{self._title}' of the backend 'hvdlite' does not have it; {remedy}"
+    raise UnsupportedError(f"{verb}: {text}")
+
+
+for _remedy, _verbs in _LACKING.items():
+    for _verb in _verbs.split():
+        setattr(HvdliteGroup, _verb, functools.partialmethod(_refuse, _verb, _remedy))

@@ -6,6 +6,7 @@ import collections
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
@@ -115,6 +116,8 @@ class Submissions:
         self._numbering = Numbering()
         self._kept: collections.deque[Work] = collections.deque(maxlen=_KEPT)
         self._groups_of_torch: dict[str, Any] = {}  # by the device of their tensors
+        # Seconds that operations get besides; each until the first one with them has completed.
+        self._extensions: list[tuple[float, list[_core.Handle]]] = []
 
     def _start(
         self,
@@ -130,14 +133,13 @@ class Submissions:
         results to the outputs; it is None if the engine writes there.
         """
         timeout = options.timeout
-        seconds = seconds_of(self._timeout if timeout.days < 0 else timeout)
+        seconds = self._extended(self._timeout if timeout.days < 0 else timeout)
         try:
             origin = self._numbering.next(signature, seconds)
         except TimeoutError:
             self._give_up(signature, seconds)
         blocking = not getattr(options, "asyncOp", True)  # torch 2.7 and older do not tell.
-        handle = submit(origin.text, blocking)
-        self._numbering.note(origin.text, handle)
+        handle = self._note(origin.text, submit(origin.text, blocking))
         give_up = functools.partial(self._give_up, signature, seconds)
         line = self._numbering, None
         work = Work(handle, outputs, finish, seconds, give_up, origin, line)
@@ -155,11 +157,25 @@ class Submissions:
         finish: Finish | None,
     ) -> Work:
         name = self._numbering.next_of_pair(way)
-        seconds = seconds_of(self._timeout)
-        handle = submit(name)
-        self._numbering.note(name, handle)
+        seconds = self._extended(self._timeout)
+        handle = self._note(name, submit(name))
         give_up = functools.partial(self._give_up, way, seconds)
         return Work(handle, outputs, finish, seconds, give_up, None, (self._numbering, way))
+
+    def _extended(self, timeout: timedelta) -> float:
+        """Return the seconds of an operation that begins now."""
+        if self._extensions:
+            self._extensions = [
+                one for one in self._extensions if not (one[1] and one[1][0].done())
+            ]
+        return seconds_of(timeout) + sum(seconds for seconds, _ in self._extensions)
+
+    def _note(self, name: str, handle: _core.Handle) -> _core.Handle:
+        for _, first in self._extensions:
+            if not first:
+                first.append(handle)
+        self._numbering.note(name, handle)
+        return handle
 
     # A backend that is a `ProcessGroup` itself, as this one is, is the whole group to
     # torch.distributed, which drops the backends that were named for other devices, as in

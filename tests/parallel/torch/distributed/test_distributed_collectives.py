@@ -23,7 +23,6 @@ from hvdlite.errors import (
 )
 from parallel.scenarios import make_tests, on_hosts, run_all, sizes
 from parallel.torch.distributed.distributed_worlds import gloo, ours, start
-from patience import HANG
 
 PRELOAD = ("torch._dynamo",)
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -383,54 +382,6 @@ def scenario_other_devices_have_their_own_backend() -> None:
     dist.all_reduce(torch.empty(2, device="meta"), group=group)  # gloo computes nothing of it
     assert list(group._groups_of_torch) == ["meta"]
     dist.all_reduce(tensor, group=group)  # Now all ranks have connected gloo's group.
-    dist.destroy_process_group(group)
-
-
-def scenario_methods_take_single_tensors() -> None:
-    rank, size, group = hvd.rank(), hvd.size(), dist.group.WORLD
-    last = size - 1
-    whole, mine = torch.zeros(size), torch.full((2,), rank + 1.0)
-    parts = [torch.full((2,), float(r)) for r in range(size)]
-    reduced_to = mine.clone()
-    group.allreduce(reduced_to, dist.ReduceOp.MAX).wait()
-    assert reduced_to.tolist() == [size] * 2
-    for call in (lambda: group.broadcast(mine, last), lambda: group.broadcast(mine, root=last)):
-        mine.fill_(rank + 1)
-        call().wait()
-        assert mine.tolist() == [size] * 2
-    mine.fill_(rank + 1)
-    outputs = [torch.zeros(2) for _ in range(size)]
-    group.allgather(outputs, mine).wait()
-    assert [one.tolist() for one in outputs] == [[r + 1.0] * 2 for r in range(size)]
-    outputs = [torch.zeros(2) for _ in range(size)] if rank == last else []
-    group.gather(outputs, mine, last).wait()
-    assert [one.tolist() for one in outputs] == [[r + 1.0] * 2 for r in range(size)][: len(outputs)]
-    group.scatter(mine, parts if rank == last else [], last).wait()
-    assert mine.tolist() == [rank] * 2
-    group.reduce_scatter(mine, parts, dist.ReduceOp.SUM).wait()
-    assert mine.tolist() == [rank * size] * 2
-    group.all_gather_single(output=whole, input=torch.ones(1)).wait()
-    assert whole.tolist() == [1] * size
-    group.barrier(timeout=datetime.timedelta(seconds=HANG)).wait()
-
-
-def scenario_what_torch_asks_of_a_group() -> None:
-    group = dist.new_group(backend="hvdlite", timeout=datetime.timedelta(seconds=77))
-    backend = group._get_backend(torch.device("cpu"))
-    assert backend.options._timeout == datetime.timedelta(seconds=77)
-    backend._set_default_timeout(datetime.timedelta(seconds=78))
-    assert backend.options._timeout == datetime.timedelta(seconds=78)
-    assert not backend.supports_splitting
-    with pytest.raises(RuntimeError, match="cuda"):
-        group._get_backend(torch.device("cuda"))
-    group._set_sequence_number_for_group()
-    before = group._get_sequence_number_for_group()
-    dist.barrier(group)
-    assert group._get_sequence_number_for_group() == before + 1
-    assert group.get_group_store() is not None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # It changes the timeouts of nccl and gloo only.
-        dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=79), group)
     dist.destroy_process_group(group)
 
 
