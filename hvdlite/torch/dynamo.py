@@ -43,6 +43,16 @@ def call_outside(function: Callable[..., Any], *given: Any, **named: Any) -> Any
     return call(function, *given, **named)
 
 
+def keep_out(*functions: Callable[..., Any]) -> None:
+    """Keep Dynamo out of functions that torch's C++ code calls while a compiled function runs."""
+    dynamo = torch._C._dynamo.eval_frame
+    if hasattr(dynamo, "_FrameExecStrategy"):  # torch 2.7 and newer
+        skip = dynamo._FrameAction.SKIP
+        for function in functions:
+            strategy = dynamo._FrameExecStrategy(skip, skip)
+            dynamo.set_code_exec_strategy(function.__code__, strategy)
+
+
 # With compiled autograd no engine runs the nodes of a backward: Dynamo traces all of them and their
 # hooks. It cannot trace a hook that reaches the core, and what a hook queues for the end of the
 # backward is never called. So the hooks run outside of the graph, and the function that torch makes

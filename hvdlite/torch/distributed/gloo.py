@@ -31,6 +31,8 @@ class GlooGroup(HvdliteGroup):
     # getBackendName() stays hvdlite's: torch's C++ code looks for a ProcessGroupGloo in each group
     # that has gloo's.
 
+    shown_as = "gloo"
+
     def __init__(self, options: Any) -> None:
         global _said
         if not _said and options.group_rank == 0:

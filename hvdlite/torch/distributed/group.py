@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import re
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import distributed
+from torch.autograd.profiler import record_function
 
 from hvdlite.errors import ArgumentError, CollectiveTimeoutError, HvdliteError, UnsupportedError
 from hvdlite.rendezvous import environment
@@ -21,6 +23,8 @@ from hvdlite.torch.distributed import engines
 from hvdlite.torch.distributed.collectives import Collectives
 from hvdlite.torch.distributed.engines import Membership
 from hvdlite.torch.distributed.memory import OtherDeviceError
+from hvdlite.torch.distributed.work import Work
+from hvdlite.torch.dynamo import keep_out
 
 NAME = "hvdlite"
 
@@ -30,6 +34,8 @@ class HvdliteGroup(Collectives, distributed.ProcessGroup):  # type: ignore[misc]
 
     # torch.distributed makes it, and calls its methods: users call the functions of
     # torch.distributed.
+
+    shown_as = NAME  # in events of torch's profiler
 
     def __init__(self, options: Any) -> None:
         member = Membership(
@@ -296,17 +302,32 @@ def _method(own: Callable[..., Any]) -> Callable[..., Any]:
             told.op_id = next(self._hooked)
             for hook in [*self._hooks_before.values()]:
                 hook(told)
+        event = _event(self, verb) if _profiling() else None
         try:
             work = own(self, *given)
         except OtherDeviceError as error:
             work = getattr(self.elsewhere(error), verb)(*given)
+        if event is not None:
+            if isinstance(work, Work) and not work.waited:
+                event._call_end_callbacks_on_future(work.get_future())
+            event.__exit__(None, None, None)
         if told is not None:
             told.work = work
             for hook in [*self._hooks_after.values()]:
                 hook(told)
         return work
 
+    keep_out(call)
     return call
+
+
+_profiling = torch._C._autograd._profiler_enabled
+
+
+def _event(group: Any, verb: str) -> record_function:
+    """Begin an event of torch's profiler, which ends when the operation has completed."""
+    name = re.sub("^all(?!_)", "all_", verb)
+    return record_function(f"{group.shown_as}:{name}").__enter__()
 
 
 def _has_options(argument: Any) -> bool:

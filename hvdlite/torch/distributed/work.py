@@ -19,6 +19,7 @@ from hvdlite.errors import CollectiveTimeoutError, HvdliteError, passed_on
 from hvdlite.rendezvous.deadline import seconds_of
 from hvdlite.torch.distributed import origins
 from hvdlite.torch.distributed.origins import Origin
+from hvdlite.torch.dynamo import keep_out
 
 # copies the results of a completed operation to where the caller wants them
 Finish = Callable[[_core.Handle], None]
@@ -53,7 +54,7 @@ class Work(distributed.Work):  # type: ignore[misc]
         self._origin = origin  # names what callbacks of the future start
         self.line = line  # Callbacks of the operations in one line run in the order of these.
         self._future: Any = None
-        self._waited = False
+        self.waited = False
 
     def wait(self, timeout: timedelta = _UNSET) -> bool:
         """Block until the operation has completed, and return True, or raise its error.
@@ -65,7 +66,7 @@ class Work(distributed.Work):  # type: ignore[misc]
             self._wait(seconds, fatal=False)
         else:
             self._wait(self._seconds, fatal=True)
-        self._waited = True
+        self.waited = True
         if self._finishing is not None:
             with self._finishing:
                 self._deliver()
@@ -142,7 +143,7 @@ class Work(distributed.Work):  # type: ignore[misc]
         if self._future is None:
             base: Any = torch.futures.Future()
             self._future = origins.future_of(base, self._give, self._origin, _waiter.step_aside)
-            if self._waited:  # Torch's C++ code reads the value after wait().
+            if self.waited:  # Torch's C++ code reads the value after wait().
                 base.set_result(None)
             else:
                 _waiter.watch(self, base)
@@ -155,6 +156,9 @@ class Work(distributed.Work):  # type: ignore[misc]
             passed_on.append(copy.copy(error))  # The frames of a traceback would hold tensors.
             raise
         return list(self._outputs)
+
+
+keep_out(Work.wait, Work.get_future, Work.result)
 
 
 class _Waiter:
