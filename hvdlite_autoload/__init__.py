@@ -4,9 +4,8 @@ The entry point `torch.backends` of this distribution names `register`, and PyTo
 calls every such function during `import torch`. If one raises, nobody can import torch. So this
 module is tiny, imports nothing of hvdlite before a process group is made, and never raises. It is
 not in the package hvdlite because `import hvdlite` removes the job's secret from the environment,
-which a program that only imports torch must not do. With TORCH_DEVICE_BACKEND_AUTOLOAD=0 only
-PyTorch 2.14 and later call `register`, where a program names the backend: they read the entry point
-`torch.distributed.backends`.
+which a program that only imports torch must not do. Without the first entry point, as with
+TORCH_DEVICE_BACKEND_AUTOLOAD=0, PyTorch 2.14 and later find `torch.distributed.backends`.
 """
 
 from __future__ import annotations

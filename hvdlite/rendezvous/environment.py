@@ -159,7 +159,6 @@ def allow_pickle() -> bool:
 
 
 def checks_nan() -> bool:
-    """Return whether torch.distributed is asked to refuse tensors that have a NaN."""
     return os.environ.get("TORCH_DIST_NAN_CHECK") == "1"
 
 

@@ -144,8 +144,6 @@ class HvdliteGroup(Collectives, distributed.ProcessGroup):  # type: ignore[misc]
     def _backend_id(self, _: Any) -> int:
         return self._id()
 
-    # Torch's hooks before and after each operation is submitted.
-
     def register_pre_hook(self, hook_id: int, hook: Callable[[Any], object]) -> None:
         self._hooks_before[hook_id] = hook
 

@@ -164,16 +164,12 @@ class Submissions:
 
     def _extended(self, timeout: timedelta) -> float:
         """Return the seconds of an operation that begins now."""
-        if self._extensions:
-            self._extensions = [
-                one for one in self._extensions if not (one[1] and one[1][0].done())
-            ]
+        self._extensions = [e for e in self._extensions if not any(h.done() for h in e[1])]
         return seconds_of(timeout) + sum(seconds for seconds, _ in self._extensions)
 
     def _note(self, name: str, handle: _core.Handle) -> _core.Handle:
         for _, first in self._extensions:
-            if not first:
-                first.append(handle)
+            first[:] = first or [handle]
         self._numbering.note(name, handle)
         return handle
 
