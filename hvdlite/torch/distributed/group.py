@@ -300,15 +300,13 @@ def _method(own: Callable[..., Any]) -> Callable[..., Any]:
             told.op_id = next(self._hooked)
             for hook in [*self._hooks_before.values()]:
                 hook(told)
-        event = _event(self, verb) if _profiling() else None
-        try:
-            work = own(self, *given)
-        except OtherDeviceError as error:
-            work = getattr(self.elsewhere(error), verb)(*given)
-        if event is not None:
-            if isinstance(work, Work) and not work.waited:
+        with _event(self, verb) if _profiling() else _NO_EVENT as event:
+            try:
+                work = own(self, *given)
+            except OtherDeviceError as error:
+                work = getattr(self.elsewhere(error), verb)(*given)
+            if event is not None and isinstance(work, Work) and not work.waited:
                 event._call_end_callbacks_on_future(work.get_future())
-            event.__exit__(None, None, None)
         if told is not None:
             told.work = work
             for hook in [*self._hooks_after.values()]:
@@ -320,12 +318,13 @@ def _method(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _profiling = torch._C._autograd._profiler_enabled
+_NO_EVENT = contextlib.nullcontext()
 
 
 def _event(group: Any, verb: str) -> record_function:
-    """Begin an event of torch's profiler, which ends when the operation has completed."""
+    """Return an event of torch's profiler, which is to end when the operation has completed."""
     name = re.sub("^all(?!_)", "all_", verb)
-    return record_function(f"{group.shown_as}:{name}").__enter__()
+    return record_function(f"{group.shown_as}:{name}")
 
 
 def _has_options(argument: Any) -> bool:
