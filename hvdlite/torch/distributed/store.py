@@ -14,6 +14,7 @@ import base64
 import contextlib
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -43,7 +44,7 @@ from hvdlite.rendezvous.store import Store, StoreClient, serve_store
 # The store's Unix address ends with it, so that a hvd.init() meanwhile has its own.
 _SUFFIX = "-torch"
 _OURS = "job:"  # The address of a store that is not a TCPStore begins with it.
-_kept: list[JobStore] = []  # It has the present one.
+_kept: list[JobStore] = []  # those in use
 
 
 def meet(error: Exception, timeout: timedelta | None) -> tuple[Any, int, int]:
@@ -94,8 +95,8 @@ def _store_of(worker: WorkerEnvironment, timeout: timedelta) -> Any:
     if served_at.startswith(_OURS):
         store = JobStore(served_at.removeprefix(_OURS), job, worker.rank, timeout, server)
         # Torch keeps the store's part in C++ alone. When all ranks have come to their next
-        # init_process_group, none uses the former one.
-        while _kept:
+        # init_process_group, none uses the former ones, unless RPC does.
+        while _kept and not distributed.is_initialized() and not _is_used_by_rpc():
             _kept.pop().close()
         _kept.append(store)
         return store
@@ -103,6 +104,11 @@ def _store_of(worker: WorkerEnvironment, timeout: timedelta) -> Any:
         return server
     host, port = split_host(served_at)
     return distributed.TCPStore(host, port, worker.size, is_master=False, timeout=timeout)
+
+
+def _is_used_by_rpc() -> bool:
+    rpc = sys.modules.get("torch.distributed.rpc")
+    return rpc is not None and bool(rpc._is_current_rpc_agent_set())
 
 
 def _serve_tcp(worker: WorkerEnvironment, own_host: str | None, timeout: timedelta) -> Any:

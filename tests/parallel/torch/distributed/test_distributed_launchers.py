@@ -107,3 +107,25 @@ def test_a_rank_explains_that_an_elastic_job_has_no_process_group(tmp_path: Path
     done = run(elastic, str(script))
     assert done.returncode != 0
     assert "start without --min-np and --max-np" in done.stdout + done.stderr
+
+
+RPC = """
+import os, sys, torch, torch.distributed as dist
+from torch.distributed import rpc
+
+rank = int(os.environ["RANK"])
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+dist.init_process_group("hvdlite")
+total = rpc.rpc_sync(f"worker{1 - rank}", torch.add, args=(torch.ones(1), 1))
+rpc.shutdown()
+dist.all_reduce(total, group=dist.new_group([0, 1]))
+sys.stdout.write(f"sum {total.item()}\\n")
+"""
+
+
+def test_a_process_group_leaves_the_store_to_rpc(tmp_path: Path) -> None:
+    script = tmp_path / "rpc.py"
+    script.write_text(RPC)
+    done = run(HVDLITE_RUN, str(script))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum 4.0") == 2, done.stdout + done.stderr
