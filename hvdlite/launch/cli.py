@@ -9,8 +9,10 @@ the secret and the address of a node.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import math
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -173,6 +175,16 @@ def remote_launcher_of(options: argparse.Namespace) -> RemoteLauncher:
     return Ssh(python, seconds, options.ssh_port, options.ssh_identity_file, options.ssh_config)
 
 
+def _old_torch() -> str | None:
+    """Return the release of torch if it looks for no backends by itself."""
+    try:
+        release = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    numbers = re.findall(r"\d+", release)[:2]
+    return release if [int(one) for one in numbers] < [2, 5] else None
+
+
 def describe_job(
     options: argparse.Namespace,
     hosts: Sequence[Host],
@@ -184,6 +196,12 @@ def describe_job(
     if options.replace_gloo and (elastic or servers):
         raise ArgumentError(
             "--replace-gloo: a job that is elastic, or has parameter servers, has no process groups"
+        )
+    if options.replace_gloo and (found := _old_torch()) is not None:
+        raise ArgumentError(
+            f"--replace-gloo needs torch 2.5 or newer, and here is torch {found}, which loads "
+            "hvdlite only where a script has `import hvdlite.torch`; add that line, and set "
+            "HVDLITE_REPLACE_GLOO=1 instead of the flag"
         )
     return Description(
         command=options.command,

@@ -19,9 +19,9 @@ _TELLS = hasattr(torch.compiler, "is_compiling")  # torch 2.1 does not.
 
 
 def compiling() -> bool:
-    """Return whether Dynamo follows this call; False if torch does not tell."""
-    # Dynamo knows the function of torch by this name alone.
-    return _TELLS and torch.compiler.is_compiling()
+    """Return whether Dynamo follows this call."""
+    # Dynamo knows the functions of torch by these names alone.
+    return torch.compiler.is_compiling() if _TELLS else torch._utils.is_compiling()
 
 
 def outside_graphs(function: _Function) -> _Function:
@@ -43,14 +43,25 @@ def call_outside(function: Callable[..., Any], *given: Any, **named: Any) -> Any
     return call(function, *given, **named)
 
 
-def keep_out(*functions: Callable[..., Any]) -> None:
-    """Keep Dynamo out of functions that torch's C++ code calls while a compiled function runs."""
-    dynamo = torch._C._dynamo.eval_frame
-    if hasattr(dynamo, "_FrameExecStrategy"):  # torch 2.7 and newer
-        skip = dynamo._FrameAction.SKIP
-        for function in functions:
-            strategy = dynamo._FrameExecStrategy(skip, skip)
-            dynamo.set_code_exec_strategy(function.__code__, strategy)
+def keep_out(function: _Function) -> _Function:
+    """Decorate a function that torch's C++ code calls while a compiled function runs."""
+    dynamo: Any = torch._C._dynamo.eval_frame
+    if hasattr(dynamo, "_FrameExecStrategy"):
+        strategy = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.SKIP)
+        dynamo.set_code_exec_strategy(function.__code__, strategy)
+        return function
+
+    # Torch 2.7 and older cannot be told so of a function and all that it calls.
+    def without_compiler(*given: object, **named: object) -> object:
+        compiler = dynamo.set_eval_frame(None)
+        try:
+            return function(*given, **named)
+        finally:
+            dynamo.set_eval_frame(compiler)
+
+    if hasattr(dynamo, "skip_code"):
+        dynamo.skip_code(without_compiler.__code__)
+    return functools.update_wrapper(without_compiler, function)  # type: ignore[return-value]
 
 
 # With compiled autograd no engine runs the nodes of a backward: Dynamo traces all of them and their

@@ -11,6 +11,7 @@ import pytest
 
 import hvdlite
 from harness import base_environment
+from hvdlite.launch.cli import main
 from hvdlite.launch.resources import available_cores
 from launch.marked import python
 from launcher import LauncherResult, run_launcher
@@ -59,6 +60,15 @@ def test_mistakes_are_answered_with_what_to_write(arguments: tuple[str, ...], me
     assert result.returncode == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_an_old_torch_cannot_replace_gloo(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.4.1+cpu")
+    with pytest.raises(SystemExit):
+        main(["-np", "2", "--replace-gloo", "true"])
+    assert "needs torch 2.5 or newer, and here is torch 2.4.1+cpu" in capsys.readouterr().err
 
 
 SHOW_PLACE = "import os, sys; print(os.environ['HVDLITE_SIZE'], *sys.argv[1:], sys.executable)"

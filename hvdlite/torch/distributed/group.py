@@ -113,6 +113,9 @@ class HvdliteGroup(Collectives, distributed.ProcessGroup):  # type: ignore[misc]
         device = torch.device(device)
         if self._backends().get(device.type) == NAME:
             return self
+        if not hasattr(distributed.ProcessGroup, "shutdown"):  # torch 2.6 and older
+            # They ask at the end, when it is too late to make a group.
+            return self._groups_of_torch.get(device.type, self)
         try:
             return self.elsewhere(OtherDeviceError("_get_backend", device))._get_backend(device)
         except OtherDeviceError:
@@ -313,8 +316,7 @@ def _method(own: Callable[..., Any]) -> Callable[..., Any]:
                 hook(told)
         return work
 
-    keep_out(call)
-    return call
+    return keep_out(call)
 
 
 _profiling = torch._C._autograd._profiler_enabled

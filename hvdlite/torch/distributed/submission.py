@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -17,6 +18,7 @@ from hvdlite.errors import CollectiveTimeoutError
 from hvdlite.rendezvous.deadline import seconds_of
 from hvdlite.torch.distributed import origins
 from hvdlite.torch.distributed.engines import Membership, make_engine
+from hvdlite.torch.distributed.engines import end as end_engine
 from hvdlite.torch.distributed.origins import Origin
 from hvdlite.torch.distributed.work import Finish, Work
 
@@ -101,6 +103,9 @@ class Numbering:
 # (in DistributedDataParallel's join), so that the last operations with such results live on.
 _KEPT = 256
 _KEPT_BYTES = 1 << 16
+# Torch 2.6 and older hold only that half of all that Python returns to C++, as to
+# DistributedDataParallel's. They wait for a future instead, which C++ holds whole.
+_OWNS_WORK = hasattr(distributed.ProcessGroup, "shutdown")
 
 
 class Submissions:
@@ -113,6 +118,8 @@ class Submissions:
         self._title = member.name
         self._timeout = member.timeout
         self._engine = make_engine(member)
+        # Before torch 2.7 destroy_process_group calls no shutdown().
+        weakref.finalize(self, end_engine, self._engine).atexit = False
         self._numbering = Numbering()
         self._kept: collections.deque[Work] = collections.deque(maxlen=_KEPT)
         self._groups_of_torch: dict[str, Any] = {}  # by the device of their tensors
@@ -147,6 +154,8 @@ class Submissions:
             work.wait()  # The engine expects this thread to do the work.
         elif outputs and sum(one.numel() * one.itemsize for one in outputs) <= _KEPT_BYTES:
             self._kept.append(work)
+        elif outputs and not _OWNS_WORK:
+            return torch._C._distributed_c10d._create_work_from_future(work.get_future())
         return work
 
     def _start_transfer(
@@ -183,7 +192,10 @@ class Submissions:
             return self._groups_of_torch[device]
         rank, size, kinds = self._own_rank, self._members, distributed.ProcessGroup.BackendType
         store = distributed.PrefixStore(f"hvdlite/{device}/", self._member.store)
-        group = distributed.ProcessGroup(store, rank, size)
+        sets_kind = hasattr(distributed.ProcessGroup, "_set_default_backend")
+        # Before torch 2.6 the options have the kind.
+        kind_first = () if sets_kind else (distributed.ProcessGroup.Options(backend),)
+        group = distributed.ProcessGroup(store, rank, size, *kind_first)
         if backend == "nccl":
             kind, options = kinds.NCCL, distributed.ProcessGroupNCCL.Options()
             options._timeout = self._timeout
@@ -191,7 +203,8 @@ class Submissions:
         else:
             kind = kinds.GLOO
             made = distributed.ProcessGroupGloo(store, rank, size, timeout=self._timeout)
-        group._set_default_backend(kind)
+        if sets_kind:
+            group._set_default_backend(kind)
         group._register_backend(torch.device(device), kind, made)
         self._groups_of_torch[device] = group
         return group

@@ -56,6 +56,7 @@ class Work(distributed.Work):  # type: ignore[misc]
         self._future: Any = None
         self.waited = False
 
+    @keep_out
     def wait(self, timeout: timedelta = _UNSET) -> bool:
         """Block until the operation has completed, and return True, or raise its error.
 
@@ -131,10 +132,12 @@ class Work(distributed.Work):  # type: ignore[misc]
                 return error
         return None
 
+    @keep_out
     def result(self) -> list[torch.Tensor]:
         self.wait()
         return list(self._outputs)
 
+    @keep_out
     def get_future(self) -> Any:
         """Return a future, whose value is the list of tensors that were written."""
         # `Future.set_exception` would end a DistributedDataParallel in a segmentation fault: its
@@ -156,9 +159,6 @@ class Work(distributed.Work):  # type: ignore[misc]
             passed_on.append(copy.copy(error))  # The frames of a traceback would hold tensors.
             raise
         return list(self._outputs)
-
-
-keep_out(Work.wait, Work.get_future, Work.result)
 
 
 class _Waiter:
