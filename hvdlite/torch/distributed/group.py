@@ -200,7 +200,9 @@ class HvdliteGroup(Collectives, distributed.ProcessGroup):  # type: ignore[misc]
             CollectiveTimeoutError: Another rank did not come in time. Rank 0 names the first such
                 rank, or with `wait_all_ranks` all of them, and so do ranks that still wait then.
         """
-        seconds = seconds_of(self._timeout if timeout is None else timeout)
+        seconds = seconds_of(self._timeout)
+        if timeout is not None:
+            seconds = max(0.001, timeout.total_seconds())  # Zero is no time here.
         where = self._numbering.next_of_pair("monitored_barrier")
         store = distributed.PrefixStore(where, self._member.store)
         if self._own_rank == 0:
