@@ -104,7 +104,7 @@ class Numbering:
 _KEPT = 256
 _KEPT_BYTES = 1 << 16
 # Torch 2.6 and older hold only that half of all that Python returns to C++, as to
-# DistributedDataParallel's. They wait for a future instead, which C++ holds whole.
+# DistributedDataParallel's.
 _OWNS_WORK = hasattr(distributed.ProcessGroup, "shutdown")
 
 
@@ -152,10 +152,10 @@ class Submissions:
         work = Work(handle, outputs, finish, seconds, give_up, origin, line)
         if blocking:
             work.wait()  # The engine expects this thread to do the work.
-        elif outputs and sum(one.numel() * one.itemsize for one in outputs) <= _KEPT_BYTES:
+        elif outputs and (
+            not _OWNS_WORK or sum(one.numel() * one.itemsize for one in outputs) <= _KEPT_BYTES
+        ):
             self._kept.append(work)
-        elif outputs and not _OWNS_WORK:
-            return torch._C._distributed_c10d._create_work_from_future(work.get_future())
         return work
 
     def _start_transfer(
