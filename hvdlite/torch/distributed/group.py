@@ -136,7 +136,11 @@ class HvdliteGroup(Collectives, distributed.ProcessGroup):  # type: ignore[misc]
     @property
     def options(self) -> Any:
         """The timeout of operations, as torch's backends give it."""
-        return torch._C._distributed_c10d.Backend.Options(NAME, self._timeout)
+        made = torch._C._distributed_c10d.Backend.Options(NAME, self._timeout)
+        if hasattr(made, "global_ranks_in_group"):
+            return made
+        # Torch 2.8 sets that of a group of gloo.
+        return SimpleNamespace(backend=NAME, _timeout=self._timeout)
 
     def _set_sequence_number_for_group(self) -> None:
         pass  # The members count from 0.
