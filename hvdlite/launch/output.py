@@ -1,11 +1,12 @@
 """Move the output of the ranks to the console, in whole lines with a prefix before each.
 
-A *stream* is one output of one rank. A *line* ends with a newline, or with a carriage return as
-progress bars do. The *rest* is what a stream wrote after the end of its last line. The rest is held
-back until its line is complete. On a terminal it is shown after a moment, so that the user sees a
-progress bar that never ends its line. Where there is no terminal, a line shows what a progress bar
-has drawn last in it. The *open* stream is the one in whose unfinished line the cursor of the
-console stands. Before another stream is shown, the console begins a new line.
+A *stream* is one output of one rank. A *line* ends with a newline, or where a carriage return has
+it drawn again, as progress bars do. The *rest* is what a stream wrote after the end of its last
+line. The rest is held back until its line is complete. On a terminal it is shown after a moment, so
+that the user sees a progress bar that never ends its line. The *open* stream is the one in whose
+unfinished line the cursor of the console stands. Before another stream is shown, the console begins
+a new line. Where there is no terminal, and for other ranks while a progress bar of a lower rank is
+open, a line shows what a progress bar has drawn last in it.
 
 Streams are read only as fast as their bytes can be passed on.
 """
@@ -13,6 +14,7 @@ Streams are read only as fast as their bytes can be passed on.
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +33,8 @@ _TAIL = 16 << 10  # last bytes of each stream that are kept for the failure repo
 _LONGEST_REST = 256 << 10  # a longer line is shown in parts, so that memory stays bounded
 _REST_SHOWN_AFTER = 0.1  # seconds, on a terminal
 _STATE_SHOWN_AFTER = 10.0  # seconds, of a progress bar elsewhere
+_ESCAPES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")  # colors, and moves of the cursor
+_SAME_ROW = re.compile(rb"(?:\x1b\[A)+\n+")  # up and down again: bars of tqdm below another
 
 
 MakeViewer: TypeAlias = Callable[[Console], Viewer]
@@ -199,7 +203,7 @@ class OutputPump(StreamReader):
         if sink in (RESULT, LIVE):
             self.add(Stream(rank, pipe, sink))
         else:
-            self.add(ShownStream(rank, pipe, sink, file, self._console.is_terminal(sink)))
+            self.add(ShownStream(rank, pipe, sink, file))
 
     def _prefix(self, stream: Stream) -> bytes:
         if not self._timestamps:
@@ -219,6 +223,7 @@ class OutputPump(StreamReader):
         if stream.file is not None:
             self._console.write(stream.file, block)
         had_rest = bool(stream.cutter.rest)
+        stream.cutter.draws = self._may_draw(stream)
         lines = stream.cutter.feed(block, self._prefix(stream))
         if lines:
             self._show(stream, lines)
@@ -227,10 +232,16 @@ class OutputPump(StreamReader):
         if len(stream.cutter.rest) > _LONGEST_REST:
             self._show_rest(stream)
 
+    def _may_draw(self, stream: ShownStream) -> bool:
+        """Whether a progress bar of the stream is drawn as it moves."""
+        bar = self._open is not None and self._open.cutter.redrawn
+        first = self._open is None or not bar or stream.rank <= self._open.rank
+        return first and self._console.is_terminal(stream.sink)
+
     def _show(self, stream: ShownStream, text: bytes) -> None:
         """Write `text`; begin a new line if the cursor stands in a line of another stream."""
         if self._open is not None and self._open is not stream:
-            self._console.write(self._open.sink, b"\n")
+            self._console.write(self._open.sink, b"\r" if self._open.cutter.blank else b"\n")
             self._open.cutter.interrupted()
         self._console.write(stream.sink, text)
         self._open = stream if stream.cutter.mid_line else None
@@ -241,13 +252,14 @@ class OutputPump(StreamReader):
             self._show(stream, text)
 
     def due(self, now: float) -> float | None:
-        """Show rests that have waited long enough, on terminals; return when the next is due."""
+        """Show rests that have waited long enough; return when the next is due."""
         due: float | None = None
         for stream in self._streams.values():
-            if not isinstance(stream, ShownStream) or not stream.cutter.rest:
+            if not isinstance(stream, ShownStream) or not stream.cutter.rest.strip(b"\r"):
                 continue
             on_terminal = self._console.is_terminal(stream.sink)
-            if not on_terminal and b"\r" not in stream.cutter.rest:
+            stream.cutter.draws = self._may_draw(stream)
+            if not stream.cutter.draws and on_terminal == (b"\r" in stream.cutter.rest):
                 continue
             when = stream.rest_since + (_REST_SHOWN_AFTER if on_terminal else _STATE_SHOWN_AFTER)
             if when <= now and not on_terminal:
@@ -263,6 +275,7 @@ class OutputPump(StreamReader):
             self._view.closed(stream.rank)
         if isinstance(stream, ShownStream):
             self._show_rest(stream)
+            stream.cutter.redrawn = False  # Progress bars of other ranks may be drawn now.
             if stream.file is not None:
                 self._console.close_file(stream.file)
 
@@ -276,78 +289,77 @@ class OutputPump(StreamReader):
 class ShownStream(Stream):
     """A stream whose lines are shown; `file`, which it owns, gets a copy of its bytes."""
 
-    def __init__(
-        self, rank: int, pipe: int | None, sink: int, file: int | None, on_terminal: bool
-    ) -> None:
+    def __init__(self, rank: int, pipe: int | None, sink: int, file: int | None) -> None:
         super().__init__(rank, pipe, sink)
         self.file = file
-        self.cutter = LineCutter(on_terminal)
+        self.cutter = LineCutter()
         self.rest_since = 0.0
 
 
 class LineCutter:
     """Cut the bytes of one stream into lines and put a prefix before each."""
 
-    def __init__(self, on_terminal: bool = True) -> None:
-        self._on_terminal = on_terminal
+    def __init__(self, draws: bool = True) -> None:
+        self.draws = draws  # whether each state of a progress bar is shown, or its last one
         self.rest = b""  # of an unfinished line, which is held back
-        self._mid_line = False  # whether the start of the current line is on the console already
-        self._after_return = False
-
-    @property
-    def mid_line(self) -> bool:
-        """Whether the console's cursor stands in a line of this stream, or at its start."""
-        return self._mid_line or self._after_return
+        self.mid_line = False  # whether the console's cursor stands in a line of this stream
+        self.redrawn = False  # whether that line is a progress bar
+        self.blank = False  # whether it was drawn over with blanks
 
     def interrupted(self) -> None:
         """Note that another stream moved the cursor, so that what follows here needs a prefix."""
-        self._mid_line = self._after_return = False
+        self.mid_line = self.redrawn = False
 
     def feed(self, block: bytes, prefix: bytes) -> bytes:
         """Take bytes of the stream; return the lines that they complete, each with the prefix."""
         text = self.rest + block
-        if self._on_terminal:
-            end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
+        if self.draws:
+            text = re.sub(rb"\r+(?=[\r\n])", b"", text)
+            end = max(text.rfind(b"\n") + 1, text.rfind(b"\r"))
         else:
-            text = last_states(text)
+            text = last_states(_SAME_ROW.sub(b"\r", text))
             end = text.rfind(b"\n") + 1
         self.rest = text[end:]
         return self._with(prefix, text[:end])
 
     def _with(self, prefix: bytes, text: bytes) -> bytes:
-        if not text:
-            return b""
-        lines = text.splitlines(keepends=True)
-        continued = self._mid_line or (self._after_return and lines[0] == b"\n")
-        self._mid_line = False
-        self._after_return = lines[-1].endswith(b"\r")
-        return (b"" if continued else prefix) + prefix.join(lines)
+        shown = []
+        for line in re.findall(rb"\r?[^\r\n]*\n|\r?[^\r\n]+|\r", text):
+            again = line.startswith(b"\r")
+            if again and self.mid_line:
+                shown.append(b"\r")
+            if again or not self.mid_line:
+                shown.append(prefix)
+            shown.append(line[again:])
+            self.blank = again and not line.strip()
+            self.mid_line = not line.endswith(b"\n")
+            self.redrawn = self.mid_line and (again or self.redrawn)
+        return b"".join(shown)
 
     def flush(self, prefix: bytes) -> bytes:
         """Return the rest, with the prefix if it begins a line, although its line is incomplete."""
         text, self.rest = self.rest, b""
-        if not self._on_terminal:
+        if not self.draws:
             text = last_states(text + b"\n")[:-1]
-        if not text:
-            return b""
-        start = b"" if self._mid_line else prefix
-        self._mid_line, self._after_return = True, False
-        return start + text
+        return self._with(prefix, text.rstrip(b"\r"))
 
 
 def last_states(text: bytes) -> bytes:
     """Leave in each line what was drawn last, as far as it is not blank; the last line goes on."""
     if b"\r" not in text:
         return text
-    *lines, rest = text.split(b"\n")
-    *states, begun = rest.split(b"\r")
-    state = _last_state(states)
-    ends = [_last_state(line.split(b"\r")) for line in lines]
-    return b"\n".join([*ends, state + b"\r" + begun if state else begun])
+    *lines, rest = (line.split(b"\r") for line in text.split(b"\n"))
+    ends = [_last_state(line) for line in lines]
+    begun = [_last_state(rest[:-1]), rest[-1]] if len(rest) > 1 else rest
+    return b"\n".join([*ends, b"\r".join(begun)])
 
 
 def _last_state(states: list[bytes]) -> bytes:
-    return next((state for state in reversed(states) if state.strip()), b"")
+    """Return what a line shows in the end: a progress bar without its colors."""
+    if len(states) == 1:
+        return states[0]
+    plain = (_ESCAPES.sub(b"", state).rstrip(b"\b") for state in reversed(states))
+    return next((state for state in plain if state.strip()), b"")
 
 
 class View:

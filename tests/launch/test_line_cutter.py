@@ -20,13 +20,22 @@ def test_every_line_has_the_prefix_once() -> None:
     assert cut([b"one\ntwo\n", b"thr", b"ee\nrest"]) == b"[3] one\n[3] two\n[3] three\n[3] rest"
 
 
-def test_rest_shown_early_is_continued_without_a_second_prefix() -> None:
+def test_progress_bar_has_the_prefix_once_whenever_it_is_drawn() -> None:
     cutter = LineCutter()
-    assert cutter.feed(b"\r 10%", PREFIX) == b"[3] \r"
+    assert cutter.feed(b"\r 10%", PREFIX) == b""
     assert cutter.flush(PREFIX) == b"[3]  10%"
     assert cutter.feed(b"|###", PREFIX) == b""
-    assert cutter.feed(b"\r 20%", PREFIX) == b"|###\r"
-    assert cutter.flush(PREFIX) == b"[3]  20%"
+    assert cutter.feed(b"\r 20%", PREFIX) == b"|###"
+    assert cutter.flush(PREFIX) == b"\r[3]  20%"
+    assert cutter.redrawn
+    assert cutter.feed(b"\r100%\nnext\n", PREFIX) == b"\r[3] 100%\n[3] next\n"
+    assert not cutter.redrawn
+
+
+def test_carriage_return_alone_shows_no_empty_line() -> None:
+    cutter = LineCutter()
+    assert cutter.feed(b"Epoch 1\n\r", PREFIX) == b"[3] Epoch 1\n"
+    assert cutter.flush(PREFIX) == b""
 
 
 def test_rest_after_an_interruption_gets_a_prefix_again() -> None:
@@ -38,7 +47,7 @@ def test_rest_after_an_interruption_gets_a_prefix_again() -> None:
 
 
 def cut_for_a_file(blocks: list[bytes]) -> bytes:
-    cutter = LineCutter(on_terminal=False)
+    cutter = LineCutter(draws=False)
     shown = b"".join(cutter.feed(block, PREFIX) for block in blocks)
     return shown + cutter.flush(PREFIX)
 
@@ -51,6 +60,10 @@ def cut_for_a_file(blocks: list[bytes]) -> bytes:
         (b"0%\r50%\r      \r", b"[3] 50%"),
         (b"one\r\ntwo\r\n", b"[3] one\n[3] two\n"),
         (b"one\n\n0%\r1%", b"[3] one\n[3] \n[3] 1%"),
+        (b"\r\x1b[1m1/9\x1b[0m loss 3\b\b\b\r\x1b[32m9/9\x1b[0m loss\n", b"[3] 9/9 loss\n"),
+        (b"1/9\b\b\b\r", b"[3] 1/9"),
+        (b"\router 0%\n\r 9%\x1b[A\n\r99%\x1b[A\router 50%\n", b"[3] outer 0%\n[3] outer 50%\n"),
+        (b"\x1b[32mgreen\x1b[0m\n\r1%\n", b"[3] \x1b[32mgreen\x1b[0m\n[3] 1%\n"),
     ],
 )
 def test_file_gets_what_a_progress_bar_has_drawn_last(written: bytes, shown: bytes) -> None:
@@ -73,4 +86,19 @@ def test_how_the_bytes_are_cut_into_blocks_does_not_matter(blocks: list[bytes]) 
 @settings(max_examples=300)
 @given(pieces)
 def test_no_byte_is_lost_or_invented(blocks: list[bytes]) -> None:
-    assert cut(blocks).replace(PREFIX, b"") == b"".join(blocks)
+    shown, written = cut(blocks), b"".join(blocks)
+    assert shown.replace(PREFIX, b"").replace(b"\r", b"") == written.replace(b"\r", b"")
+    last = [line for line in on_screen(written) if line]
+    assert [line[len(PREFIX) :] for line in on_screen(shown) if line not in (b"", PREFIX)] == last
+    assert all(line.startswith(PREFIX) for line in on_screen(shown) if line)
+
+
+def on_screen(text: bytes) -> list[bytes]:
+    """Return the lines that a terminal shows."""
+    lines = []
+    for line in text.split(b"\n"):
+        seen = b""
+        for drawn in line.split(b"\r"):
+            seen = drawn + seen[len(drawn) :]
+        lines.append(seen)
+    return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import selectors
@@ -14,7 +15,7 @@ import pytest
 from harness import base_environment
 from hvdlite.launch.console import Console
 from hvdlite.launch.output import OutputPump
-from hvdlite.launch.process import STDERR
+from hvdlite.launch.process import STDERR, STDOUT
 from launch.marked import MarkedJob, python
 from launch.on_terminal import TerminalJob
 from launcher import end_launcher, launcher_command, run_launcher, start_launcher
@@ -145,15 +146,16 @@ def is_held_up(pid: int) -> bool:
 
 
 class Paper:
-    """A console that is a file."""
+    """A console that is a file, or a terminal."""
 
     full = False
 
-    def __init__(self) -> None:
+    def __init__(self, terminal: bool = False) -> None:
         self.text = b""
+        self._terminal = terminal
 
     def is_terminal(self, fd: int) -> bool:
-        return False
+        return self._terminal
 
     def write(self, fd: int, text: bytes) -> None:
         self.text += text
@@ -175,6 +177,28 @@ def test_progress_bar_of_a_long_epoch_is_seen_in_a_file_now_and_then() -> None:
         os.close(write)
         pump.finish()
     assert paper.text == b"[0] 30%\n[0] 100%\n"
+
+
+def test_progress_bar_of_the_lowest_rank_is_drawn_and_others_are_seen_when_full() -> None:
+    paper = Paper(terminal=True)
+    with selectors.DefaultSelector() as selector:
+        pump = OutputPump(paper, selector, timestamps=False)  # type: ignore[arg-type]
+        for rank in range(2):
+            pump.open(rank, None, STDERR)
+            pump.open(rank, None, STDOUT)
+        pump.feed(1, STDERR, b"\r10%\r20%")
+        pump.feed(0, STDERR, b"\r30%\r40%")
+        assert paper.text == b"[1] 10%\n[0] 30%"
+        pump.feed(1, STDERR, b"\r30%\r40%")
+        assert pump.due(math.inf) is None
+        assert paper.text == b"[1] 10%\n[0] 30%\r[0] 40%"
+        pump.feed(1, STDERR, b"\r100%\n")
+        assert paper.text == b"[1] 10%\n[0] 30%\r[0] 40%\n[1] 100%\n"
+        paper.text = b""
+        pump.feed(0, STDERR, b"\r50%\r   \r")  # as tqdm.write
+        pump.feed(0, STDOUT, b"hello\n")
+        assert paper.text == b"[0] 50%\r[0]    \r[0] hello\n"
+        pump.finish()
 
 
 def test_line_of_another_rank_does_not_land_in_a_progress_bar(tmp_path: Path) -> None:
