@@ -313,16 +313,25 @@ class LineCutter:
     def feed(self, block: bytes, prefix: bytes) -> bytes:
         """Take bytes of the stream; return the lines that they complete, each with the prefix."""
         text = self.rest + block
-        if self.draws:
+        if self.draws and b"\r" in text:
             text = re.sub(rb"\r+(?=[\r\n])", b"", text)
+        if self.draws:
             end = max(text.rfind(b"\n") + 1, text.rfind(b"\r"))
         else:
-            text = last_states(_SAME_ROW.sub(b"\r", text))
+            if b"\x1b[A" in text:
+                text = _SAME_ROW.sub(b"\r", text)
+            text = last_states(text)
             end = text.rfind(b"\n") + 1
         self.rest = text[end:]
         return self._with(prefix, text[:end])
 
     def _with(self, prefix: bytes, text: bytes) -> bytes:
+        if text and b"\r" not in text:  # which is fast
+            lines = text.splitlines(keepends=True)
+            start = b"" if self.mid_line else prefix
+            self.blank, self.mid_line = False, not text.endswith(b"\n")
+            self.redrawn = self.redrawn and self.mid_line and len(lines) == 1
+            return start + prefix.join(lines)
         shown = []
         for line in re.findall(rb"\r?[^\r\n]*\n|\r?[^\r\n]+|\r", text):
             again = line.startswith(b"\r")
