@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -42,8 +43,6 @@ def register() -> None:
 
 def _report(error: Exception) -> None:
     """Write a warning; a filter that makes an error of warnings must not stop `import torch`."""
-    import sys
-
     text = f"hvdlite: warning: torch.distributed does not get the backend {NAME!r}: {error!r}"
     print(text, file=sys.stderr)
 
@@ -67,10 +66,18 @@ def _replace_gloo(distributed: Any) -> None:
     class InPlaceOfGloo(type):
         """What torch takes for the class of gloo's groups: it calls it, and asks who is one."""
 
-        def __call__(cls, store: Any, rank: int, size: int, timeout: Any) -> Any:
+        def __call__(cls, *given: Any, **named: Any) -> Any:
+            caller = sys._getframe(1)
+            if caller.f_code.co_name != "_new_process_group_helper":
+                return torchs(*given, **named)  # It is put into another group, as it is.
             from hvdlite.torch.distributed.gloo import Options
 
-            return _create_in_place_of_gloo(Options(store, rank, size, timeout))
+            name = caller.f_locals.get("group_name") or "gloo"
+            store, rank, size = given
+            return _create_in_place_of_gloo(Options(store, rank, size, named["timeout"], name))
+
+        def __getattr__(cls, name: str) -> Any:
+            return getattr(torchs, name)
 
         def __instancecheck__(cls, one: Any) -> bool:
             return isinstance(one, torchs) or type(one).__name__ == "GlooGroup"
@@ -89,7 +96,6 @@ def _has_seat(url: str, variables: Mapping[str, str]) -> bool:
 
     A program that the rank started does not have the job's secret, and may have other numbers.
     """
-    import sys
     from urllib.parse import parse_qsl, urlparse
 
     asked = {

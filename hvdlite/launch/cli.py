@@ -197,6 +197,10 @@ def describe_job(
         raise ArgumentError(
             "--replace-gloo: a job that is elastic, or has parameter servers, has no process groups"
         )
+    if options.replace_gloo and environment.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
+        raise ArgumentError(
+            "--replace-gloo needs torch to load backends: unset TORCH_DEVICE_BACKEND_AUTOLOAD"
+        )
     if options.replace_gloo and (found := _old_torch()) is not None:
         raise ArgumentError(
             f"--replace-gloo needs torch 2.5 or newer, and here is torch {found}, which loads "

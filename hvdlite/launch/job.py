@@ -50,7 +50,8 @@ _LAUNCHER_SILENCE = 30.0  # seconds that an agent may hear nothing before it end
 _NEVER_MET = (
     "hvd.init() was never called: {0} independent copies of the program ran, and trained {0} times "
     "what they train; call hvd.init() or dist.init_process_group() in the script, or give "
-    "--independent if the ranks need nothing of each other"
+    "--independent if the ranks need nothing of each other, or meet by a store= or init_method= of "
+    "their own"
 )
 
 

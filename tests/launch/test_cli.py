@@ -62,13 +62,17 @@ def test_mistakes_are_answered_with_what_to_write(arguments: tuple[str, ...], me
     assert "Traceback" not in result.stderr
 
 
-def test_an_old_torch_cannot_replace_gloo(
+def test_torch_has_to_find_hvdlite_to_replace_gloo(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda name: "2.4.1+cpu")
     with pytest.raises(SystemExit):
         main(["-np", "2", "--replace-gloo", "true"])
     assert "needs torch 2.5 or newer, and here is torch 2.4.1+cpu" in capsys.readouterr().err
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    with pytest.raises(SystemExit):
+        main(["-np", "2", "--replace-gloo", "true"])
+    assert "unset TORCH_DEVICE_BACKEND_AUTOLOAD" in capsys.readouterr().err
 
 
 SHOW_PLACE = "import os, sys; print(os.environ['HVDLITE_SIZE'], *sys.argv[1:], sys.executable)"

@@ -15,9 +15,9 @@ from api_doc import LIST as DOCSTRINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = {  # the most lines, and the most files
-    "hvdlite": (38_862, 171),
+    "hvdlite": (38_870, 171),
     "csrc": (23_120, 140),
-    "tests": (60_701, 386),
+    "tests": (60_705, 386),
 }
 MOST_WORDS = 30_000  # of README.md and docs/, as `wc -w` counts them
 

@@ -22,7 +22,7 @@ class Options(NamedTuple):
     group_rank: int
     group_size: int
     timeout: timedelta
-    group_id: str = "gloo"  # Torch gives the name afterwards.
+    group_id: str
 
 
 class GlooGroup(HvdliteGroup):

@@ -97,8 +97,8 @@ def reduction_of(verb: str, op: ReduceOp, tensors: Sequence[torch.Tensor]) -> Re
     if found is None:
         raise UnsupportedError(
             f"{verb}: the backend 'hvdlite' of torch.distributed does not compute "
-            f"{str(kind).removeprefix('RedOpType.')} of {dtype}; use the backend 'gloo' for such "
-            'tensors, for example in a group dist.new_group(backend="gloo")'
+            f"{str(kind).removeprefix('RedOpType.')} of {dtype}; use torch's gloo for such "
+            'tensors, in a group dist.new_group(backend="gloo") (without --replace-gloo)'
         )
     if number != _PREMUL_SUM:
         return found

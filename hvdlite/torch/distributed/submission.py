@@ -118,8 +118,11 @@ class Submissions:
         self._title = member.name
         self._timeout = member.timeout
         self._engine = make_engine(member)
-        # Before torch 2.7 destroy_process_group calls no shutdown().
-        weakref.finalize(self, end_engine, self._engine).atexit = False
+        if not _OWNS_WORK:
+            # There destroy_process_group calls no shutdown(). A thread of its own may wait for
+            # locks, which the collector's thread may hold.
+            ending = threading.Thread(target=end_engine, args=(self._engine,), daemon=True)
+            weakref.finalize(self, ending.start).atexit = False
         self._numbering = Numbering()
         self._kept: collections.deque[Work] = collections.deque(maxlen=_KEPT)
         self._groups_of_torch: dict[str, Any] = {}  # by the device of their tensors
