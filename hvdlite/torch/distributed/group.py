@@ -23,7 +23,6 @@ from hvdlite.torch.distributed import engines
 from hvdlite.torch.distributed.collectives import Collectives
 from hvdlite.torch.distributed.engines import Membership
 from hvdlite.torch.distributed.memory import OtherDeviceError
-from hvdlite.torch.distributed.work import Work
 from hvdlite.torch.dynamo import keep_out
 
 NAME = "hvdlite"
@@ -309,13 +308,11 @@ def _method(own: Callable[..., Any]) -> Callable[..., Any]:
             told.op_id = next(self._hooked)
             for hook in [*self._hooks_before.values()]:
                 hook(told)
-        with _event(self, verb) if _profiling() else _NO_EVENT as event:
+        with _event(self, verb) if _profiling() else _NO_EVENT:
             try:
                 work = own(self, *given)
             except OtherDeviceError as error:
                 work = getattr(self.elsewhere(error), verb)(*given)
-            if event is not None and isinstance(work, Work) and not work.waited:
-                event._call_end_callbacks_on_future(work.get_future())
         if told is not None:
             told.work = work
             for hook in [*self._hooks_after.values()]:
@@ -330,7 +327,9 @@ _NO_EVENT = contextlib.nullcontext()
 
 
 def _event(group: Any, verb: str) -> record_function:
-    """Return an event of torch's profiler, which is to end when the operation has completed."""
+    """Return an event of torch's profiler, for as long as the operation is submitted."""
+    # The profiler has freed an event that is still open when it stops, and an operation that ends
+    # later would write there.
     name = re.sub("^all(?!_)", "all_", verb)
     return record_function(f"{group.shown_as}:{name}")
 
