@@ -8,7 +8,6 @@ import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -26,7 +25,6 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import hvdlite.torch as hvd
-from hvdlite.torch.distributed import submission
 from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.distributed.distributed_worlds import start
 
@@ -112,12 +110,6 @@ def scenario_ddp() -> None:
     check_ddp()
     check_ddp(gradient_as_bucket_view=True)
     check_ddp(static_graph=True)
-
-
-def scenario_ddp_of_torch_2_6() -> None:
-    with mock.patch.multiple(submission, _OWNS_WORK=False, _KEPT_BYTES=-1):
-        check_ddp()
-        check_ddp(static_graph=True)
 
 
 def sharded(mesh: Any = None) -> nn.Module:
