@@ -175,14 +175,26 @@ def remote_launcher_of(options: argparse.Namespace) -> RemoteLauncher:
     return Ssh(python, seconds, options.ssh_port, options.ssh_identity_file, options.ssh_config)
 
 
-def _old_torch() -> str | None:
-    """Return the release of torch if it looks for no backends by itself."""
+def _check_replace_gloo(environment: Mapping[str, str], other: Elastic | Servers | None) -> None:
+    """Raise where --replace-gloo would have no effect."""
+    if other:
+        raise ArgumentError(
+            "--replace-gloo: a job that is elastic, or has parameter servers, has no process groups"
+        )
+    if environment.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
+        raise ArgumentError(
+            "--replace-gloo needs torch to load backends: unset TORCH_DEVICE_BACKEND_AUTOLOAD"
+        )
     try:
         release = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        return None
-    numbers = re.findall(r"\d+", release)[:2]
-    return release if [int(one) for one in numbers] < [2, 5] else None
+        return  # The program says it.
+    if [int(one) for one in re.findall(r"\d+", release)[:2]] < [2, 5]:
+        raise ArgumentError(
+            f"--replace-gloo needs torch 2.5 or newer, and here is torch {release}, which loads "
+            "hvdlite only where a script has `import hvdlite.torch`; add that line, and set "
+            "HVDLITE_REPLACE_GLOO=1 instead of the flag"
+        )
 
 
 def describe_job(
@@ -193,20 +205,8 @@ def describe_job(
 ) -> Description:
     """Describe the job; `launches` is False where this process only brings a node to it."""
     elastic, servers = describe_elastic(options, environment), describe_servers(options)
-    if options.replace_gloo and (elastic or servers):
-        raise ArgumentError(
-            "--replace-gloo: a job that is elastic, or has parameter servers, has no process groups"
-        )
-    if options.replace_gloo and environment.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
-        raise ArgumentError(
-            "--replace-gloo needs torch to load backends: unset TORCH_DEVICE_BACKEND_AUTOLOAD"
-        )
-    if options.replace_gloo and (found := _old_torch()) is not None:
-        raise ArgumentError(
-            f"--replace-gloo needs torch 2.5 or newer, and here is torch {found}, which loads "
-            "hvdlite only where a script has `import hvdlite.torch`; add that line, and set "
-            "HVDLITE_REPLACE_GLOO=1 instead of the flag"
-        )
+    if options.replace_gloo:
+        _check_replace_gloo(environment, elastic or servers)
     return Description(
         command=options.command,
         ranks=options.num_proc,

@@ -259,6 +259,7 @@ class OutputPump(StreamReader):
                 continue
             on_terminal = self._console.is_terminal(stream.sink)
             stream.cutter.draws = self._may_draw(stream)
+            # Elsewhere only a progress bar is shown early; on a terminal not another rank's bar.
             if not stream.cutter.draws and on_terminal == (b"\r" in stream.cutter.rest):
                 continue
             when = stream.rest_since + (_REST_SHOWN_AFTER if on_terminal else _STATE_SHOWN_AFTER)

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MOST = {  # the most lines, and the most files
     "hvdlite": (38_870, 171),
     "csrc": (23_120, 140),
-    "tests": (60_705, 386),
+    "tests": (60_697, 386),
 }
 MOST_WORDS = 30_000  # of README.md and docs/, as `wc -w` counts them
 

@@ -54,7 +54,7 @@ class Work(distributed.Work):  # type: ignore[misc]
         self._origin = origin  # names what callbacks of the future start
         self.line = line  # Callbacks of the operations in one line run in the order of these.
         self._future: Any = None
-        self.waited = False
+        self._waited = False
 
     @keep_out
     def wait(self, timeout: timedelta = _UNSET) -> bool:
@@ -67,7 +67,7 @@ class Work(distributed.Work):  # type: ignore[misc]
             self._wait(seconds, fatal=False)
         else:
             self._wait(self._seconds, fatal=True)
-        self.waited = True
+        self._waited = True
         if self._finishing is not None:
             with self._finishing:
                 self._deliver()
@@ -146,7 +146,7 @@ class Work(distributed.Work):  # type: ignore[misc]
         if self._future is None:
             base: Any = torch.futures.Future()
             self._future = origins.future_of(base, self._give, self._origin, _waiter.step_aside)
-            if self.waited:  # Torch's C++ code reads the value after wait().
+            if self._waited:  # Torch's C++ code reads the value after wait().
                 base.set_result(None)
             else:
                 _waiter.watch(self, base)
