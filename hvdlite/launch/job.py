@@ -8,7 +8,6 @@ jobs (`servers`, `elastic.job`) are subclasses, which say what is different.
 from __future__ import annotations
 
 import os
-import secrets
 import shlex
 import socket
 import tempfile
@@ -66,9 +65,7 @@ class Job(Policy):
         self.console = console
         self.inbox = inbox
         # The secret, number and epoch by which its processes know each other.
-        self.identity = what.job or handshake.Job(
-            secrets.token_bytes(32), secrets.token_bytes(16), epoch=0
-        )
+        self.identity = what.job or handshake.Job.drawn()
         self.pulse = Pulse(_SILENCE, _LAUNCHER_SILENCE, GRACE)
         self.agents: Agents
         self.address = ""  # where the processes meet

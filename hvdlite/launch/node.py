@@ -35,8 +35,8 @@ from hvdlite.launch.run import run_job
 from hvdlite.launch.sealed import NODE_SILENCE, IncomingAgents, SealedChannel, dial
 from hvdlite.rendezvous.address import is_loopback, listen, split_host
 from hvdlite.rendezvous.deadline import Deadline
-from hvdlite.rendezvous.environment import FIRST_PORT, JOB_ID_BYTES, PORTS, surroundings
-from hvdlite.rendezvous.handshake import Job, OtherEpochError
+from hvdlite.rendezvous.environment import FIRST_PORT, PORTS, surroundings
+from hvdlite.rendezvous.handshake import JOB_ID_BYTES, Job, OtherEpochError
 from hvdlite.rendezvous.launchers import Variables, first_of_node_list
 from hvdlite.rendezvous.store import bound_to, listen_when_possible
 

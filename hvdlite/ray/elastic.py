@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import secrets
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,6 @@ from hvdlite.launch.run import run_job
 from hvdlite.launch.sealed import NODE_SILENCE, IncomingAgents, SealedChannel
 from hvdlite.ray.group import Demand, import_ray, own_place, ray_says
 from hvdlite.rendezvous.address import listen
-from hvdlite.rendezvous.assignments import JOB_ID_BYTES, TOKEN_BYTES
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.handshake import Job
 
@@ -62,7 +60,7 @@ def run_elastic(
     if not ray.is_initialized():
         ray.init()
     hosts = RayHosts(demand.cpus, demand.gpus, elastic.max_np)
-    job = Job(secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(JOB_ID_BYTES), epoch=0)
+    job = Job.drawn()
     variables = {**env, "HVDLITE_START_TIMEOUT": f"{demand.timeout:g}"}
     try:
         if not workers:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -16,14 +15,9 @@ from hvdlite.errors import ArgumentError, BootstrapError, CollectiveError, RankF
 from hvdlite.launch.api import RemoteTraceback
 from hvdlite.launch.call import Returned, pickled_error, unpack_error
 from hvdlite.launch.report import root_failure
-from hvdlite.rendezvous.assignments import (
-    JOB_ID_BYTES,
-    TOKEN_BYTES,
-    Place,
-    assignments,
-    start_store,
-)
+from hvdlite.rendezvous.assignments import Place, assignments, start_store
 from hvdlite.rendezvous.environment import WorkerEnvironment, assign_rank, show_gpus
+from hvdlite.rendezvous.handshake import Job
 from hvdlite.rendezvous.store import Store
 
 _CAUSE_SECONDS = 1.0  # after a cause, until the other ranks are not waited for any more
@@ -74,15 +68,15 @@ class Group:
         self.actors = [self.actors[i] for i in order]
         self._workplaces = [workplaces[i] for i in order]
         places = [one.place for one in self._workplaces]
-        token, job_id = secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(JOB_ID_BYTES)
-        (store,) = self._get([self.actors[0].serve.remote(places, token, job_id)])
+        job = Job.drawn()
+        (store,) = self._get([self.actors[0].serve.remote(places, job)])
         pending = []
         settings = {
             "launcher": "hvdlite.ray",
             "interfaces": tuple(interfaces),
             "start_timeout": self._meeting_timeout,
         }
-        for own in assignments(places, store, token, job_id, 0, **settings):
+        for own in assignments(places, store, job, **settings):
             of_node = [one for one in self._workplaces if one.place.node == places[own.rank].node]
             gpus = list(dict.fromkeys(gpu for one in of_node for gpu in one.gpus))
             pending.append(self.actors[own.rank].assign.remote(own, gpus))
@@ -241,9 +235,9 @@ class Worker:
         gpus = tuple(str(one) for one in import_ray().get_gpu_ids())
         return _Workplace(own_place(), os.getpid(), gpus)
 
-    def serve(self, places: Sequence[Place], token: bytes, job_id: bytes) -> str:
+    def serve(self, places: Sequence[Place], job: Job) -> str:
         """Serve the store until this worker ends; return its address."""
-        self._store = start_store(places, token, job_id, epoch=0)
+        self._store = start_store(places, job)
         return self._store.address
 
     def assign(self, assignment: WorkerEnvironment, gpus: Sequence[str]) -> None:

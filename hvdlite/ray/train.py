@@ -8,7 +8,6 @@ refused.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -17,14 +16,9 @@ from typing import Any
 from hvdlite import basics
 from hvdlite.errors import ArgumentError
 from hvdlite.ray.group import import_ray, own_place
-from hvdlite.rendezvous.assignments import (
-    JOB_ID_BYTES,
-    TOKEN_BYTES,
-    Place,
-    assignments,
-    start_store,
-)
+from hvdlite.rendezvous.assignments import Place, assignments, start_store
 from hvdlite.rendezvous.environment import assign_rank
+from hvdlite.rendezvous.handshake import Job
 from hvdlite.rendezvous.store import Store
 
 import_ray()
@@ -125,15 +119,14 @@ class HvdliteBackend(Backend):  # type: ignore[misc]
     def on_start(self, worker_group: Any, backend_config: HvdliteConfig) -> None:
         """Let the workers meet: each gets its assignment, and rank 0 serves the store."""
         places: list[Place] = worker_group.execute(own_place)
-        token, job_id = secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(JOB_ID_BYTES)
-        epoch, self._starts = self._starts, self._starts + 1
-        store = worker_group.execute_single(0, _serve, places, token, job_id, epoch)
+        job, self._starts = Job.drawn(self._starts), self._starts + 1
+        store = worker_group.execute_single(0, _serve, places, job)
         settings = {
             "launcher": "Ray Train",
             "interfaces": backend_config.interfaces,
             "start_timeout": float(backend_config.start_timeout_s),
         }
-        given = assignments(places, store, token, job_id, epoch, **settings)
+        given = assignments(places, store, job, **settings)
         ray.get([worker_group.execute_single_async(one.rank, assign_rank, one) for one in given])
 
     def on_shutdown(self, worker_group: Any, backend_config: HvdliteConfig) -> None:
@@ -144,12 +137,12 @@ class HvdliteBackend(Backend):  # type: ignore[misc]
 _GOODBYE_SECONDS = 5.0
 
 
-def _serve(places: Sequence[Place], token: bytes, job_id: bytes, epoch: int) -> str:
+def _serve(places: Sequence[Place], job: Job) -> str:
     """Serve the store in this worker; return its address."""
     global _store
     if _store is not None:
         _store.close()
-    _store = start_store(places, token, job_id, epoch)
+    _store = start_store(places, job)
     return _store.address
 
 

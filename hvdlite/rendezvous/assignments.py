@@ -14,11 +14,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hvdlite.errors import ArgumentError
-from hvdlite.rendezvous.environment import JOB_ID_BYTES, TOKEN_BYTES, WorkerEnvironment
-from hvdlite.rendezvous.handshake import EPOCHS, Job
+from hvdlite.rendezvous.environment import WorkerEnvironment
+from hvdlite.rendezvous.handshake import EPOCHS, JOB_ID_BYTES, TOKEN_BYTES, Job
 from hvdlite.rendezvous.store import Store
-
-__all__ = ["JOB_ID_BYTES", "TOKEN_BYTES", "Place", "assignment_for", "assignments", "start_store"]
 
 
 class Place(NamedTuple):
@@ -28,7 +26,7 @@ class Place(NamedTuple):
     address: str  # the IP address, or the name, at which the other hosts reach this one
 
 
-def start_store(places: Sequence[Place], token: bytes, job_id: bytes, epoch: int) -> Store:
+def start_store(places: Sequence[Place], job: Job) -> Store:
     """Serve the store of a job, in rank 0's process; its `address` belongs in the assignments.
 
     The store listens at the address of rank 0's host; if all ranks share a host, at a Unix socket.
@@ -36,29 +34,26 @@ def start_store(places: Sequence[Place], token: bytes, job_id: bytes, epoch: int
 
     Raises:
         OSError: the kernel refuses to listen at the address of rank 0.
-        ArgumentError: `token`, `job_id` or `epoch` cannot be used, or there is no place.
+        ArgumentError: `job` cannot be used, or there is no place.
     """
-    _check(places, token, job_id, epoch)
+    _check(places, job)
     address = None
     if len({place.node for place in places}) > 1:
         host = places[0].address
         address = f"[{host}]:0" if ":" in host else f"{host}:0"
-    return Store.start(len(places), Job(token, job_id, epoch), address)
+    return Store.start(len(places), job, address)
 
 
 def assignments(
-    places: Sequence[Place], store: str, token: bytes, job_id: bytes, epoch: int, **settings: Any
+    places: Sequence[Place], store: str, job: Job, **settings: Any
 ) -> list[WorkerEnvironment]:
     """Return the assignments of all ranks, with these settings; see `assignment_for`."""
-    _check(places, token, job_id, epoch)
-    ranks = range(len(places))
-    given = [assignment_for(places, rank, store, token, job_id, epoch) for rank in ranks]
+    _check(places, job)
+    given = [assignment_for(places, rank, store, job) for rank in range(len(places))]
     return [replace(one, **settings) for one in given]
 
 
-def assignment_for(
-    places: Sequence[Place], rank: int, store: str, token: bytes, job_id: bytes, epoch: int
-) -> WorkerEnvironment:
+def assignment_for(places: Sequence[Place], rank: int, store: str, job: Job) -> WorkerEnvironment:
     """Return the assignment of one rank.
 
     The local rank is the number of earlier ranks of the same node, and nodes are numbered in order
@@ -66,9 +61,9 @@ def assignment_for(
     of different epochs refuse each other.
 
     Raises:
-        ArgumentError: `rank`, `token`, `job_id` or `epoch` cannot be used.
+        ArgumentError: `rank` or `job` cannot be used.
     """
-    _check(places, token, job_id, epoch)
+    _check(places, job)
     if not 0 <= rank < len(places):
         raise ArgumentError(
             f"rank {rank} has no assignment: there are places for {len(places)} ranks"
@@ -82,20 +77,22 @@ def assignment_for(
         local_size=nodes.count(own),
         node=list(dict.fromkeys(nodes)).index(own),
         rendezvous=store,
-        token=token,
-        job_id=job_id,
-        epoch=epoch,
+        token=job.token,
+        job_id=job.job_id,
+        epoch=job.epoch,
         launcher="a program",
     )
 
 
-def _check(places: Sequence[Place], token: bytes, job_id: bytes, epoch: int) -> None:
+def _check(places: Sequence[Place], job: Job) -> None:
     if not places:
         raise ArgumentError("a job needs a place for at least one rank; `places` is empty")
-    if len(token) != TOKEN_BYTES or len(job_id) != JOB_ID_BYTES:
+    if len(job.token) != TOKEN_BYTES or len(job.job_id) != JOB_ID_BYTES:
         raise ArgumentError(
             f"a job needs a token of {TOKEN_BYTES} and a job id of {JOB_ID_BYTES} random bytes; "
-            f"these have {len(token)} and {len(job_id)}"
+            f"these have {len(job.token)} and {len(job.job_id)}"
         )
-    if epoch not in EPOCHS:
-        raise ArgumentError(f"epoch {epoch} cannot be used: give a number from 0 to {EPOCHS[-1]}")
+    if job.epoch not in EPOCHS:
+        raise ArgumentError(
+            f"epoch {job.epoch} cannot be used: give a number from 0 to {EPOCHS[-1]}"
+        )

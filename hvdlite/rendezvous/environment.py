@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hvdlite.errors import ArgumentError, BootstrapError
-from hvdlite.rendezvous.handshake import EPOCHS
+from hvdlite.rendezvous.handshake import EPOCHS, JOB_ID_BYTES, TOKEN_BYTES
 from hvdlite.rendezvous.launchers import (
     LauncherEnvironment,
     Variables,
@@ -32,9 +32,6 @@ EXIT_STOPPED = 75
 
 It is EX_TEMPFAIL of sysexits.h.
 """
-
-TOKEN_BYTES = 32  # A job's secret has so many.
-JOB_ID_BYTES = 16  # A job's public number has so many.
 
 _TOKEN = "HVDLITE_TOKEN"
 FIRST_PORT, PORTS = 20000, 10000  # below the range from which the kernel chooses ports itself

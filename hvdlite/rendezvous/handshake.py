@@ -33,6 +33,8 @@ from hvdlite.errors import BootstrapError
 
 PROTOCOL_VERSION = 8
 EPOCHS = range(1 << 32)  # the numbers that a handshake can carry
+TOKEN_BYTES = 32  # A job's secret has so many.
+JOB_ID_BYTES = 16  # A job's public number has so many.
 HANDSHAKE_SECONDS = 2.0
 
 _MAGIC = b"HVL1"
@@ -83,9 +85,14 @@ class OtherEpochError(RefusedError):
 class Job:
     """What all ranks of one epoch of one job share; the token is never shown."""
 
-    token: bytes  # the secret, 32 bytes
-    job_id: bytes  # the public number, 16 bytes
+    token: bytes  # the secret
+    job_id: bytes  # the public number
     epoch: int
+
+    @classmethod
+    def drawn(cls, epoch: int = 0) -> Job:
+        """Draw the secret and the number of a new job."""
+        return cls(secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(JOB_ID_BYTES), epoch)
 
     def key(self) -> bytes:
         return hmac.digest(self.token, b"hvdlite-1" + self.job_id, hashlib.sha256)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from secrets import token_bytes
 from typing import Any
 
 from hvdlite.errors import ArgumentError, RankFailedError, UnsupportedError
@@ -12,7 +11,6 @@ from hvdlite.launch.api import results_of
 from hvdlite.launch.call import pack
 from hvdlite.launch.description import Outcome
 from hvdlite.launch.report import root_failure
-from hvdlite.rendezvous.environment import JOB_ID_BYTES, TOKEN_BYTES
 from hvdlite.rendezvous.handshake import Job
 from hvdlite.spark.task import SCHEMA, Plan, Report, rows, run_task
 
@@ -79,7 +77,7 @@ def run(
     ranks = choose_ranks(session, num_proc)
     plan = Plan(
         call=pack(fn, args, kwargs or {}),
-        job=Job(token_bytes(TOKEN_BYTES), token_bytes(JOB_ID_BYTES), epoch=0),
+        job=Job.drawn(),
         start_timeout=start_timeout,
         env=dict(env or {}),
         verbose=verbose > 1,

@@ -30,8 +30,8 @@ from hvdlite.rendezvous.address import address_of, fresh_unix_address, is_loopba
 from hvdlite.rendezvous.assignments import Place, assignment_for, start_store
 from hvdlite.rendezvous.client import reach
 from hvdlite.rendezvous.deadline import Deadline
-from hvdlite.rendezvous.environment import JOB_ID_BYTES, WorkerEnvironment, assign_rank
-from hvdlite.rendezvous.handshake import Job, Role, ServerHandshake
+from hvdlite.rendezvous.environment import WorkerEnvironment, assign_rank
+from hvdlite.rendezvous.handshake import JOB_ID_BYTES, Job, Role, ServerHandshake
 from hvdlite.rendezvous.mesh import host_identity
 from hvdlite.rendezvous.service import Acceptor
 
@@ -53,14 +53,13 @@ def run_task(plan: Plan, context: Any) -> Report:
     mine = {"node": host_identity(None), "address": address}
     said = [json.loads(text) for text in context.allGather(json.dumps(mine))]
     places = [Place(one["node"], one["address"]) for one in said]
-    job = plan.job
     with ExitStack() as stack:
-        served, listener = _serve(stack, places, job) if rank == 0 else ({}, None)
+        served, listener = _serve(stack, places, plan.job) if rank == 0 else ({}, None)
         served = json.loads(context.allGather(json.dumps(served))[0])
         if "error" in served:
             failure = None if rank else _did_not_start(rank, served["error"])
             return Report(rank, failure, status=1)
-        own = assignment_for(places, rank, served["store"], job.token, job.job_id, job.epoch)
+        own = assignment_for(places, rank, served["store"], plan.job)
         assignment = replace(own, start_timeout=plan.start_timeout)
         return _watch(plan, assignment, served["hub"], listener, context)
 
@@ -76,7 +75,7 @@ def _serve(
     several = len({place.node for place in places}) > 1
     host = places[0].address
     try:
-        store = stack.enter_context(start_store(places, job.token, job.job_id, job.epoch))
+        store = stack.enter_context(start_store(places, job))
         if several and is_loopback(store.address):
             return {
                 "error": f"its executor is called {host}, which only its own host can reach; "

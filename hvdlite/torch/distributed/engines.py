@@ -36,8 +36,8 @@ from hvdlite.live import observed
 from hvdlite.rendezvous.address import fresh_unix_address, interface_address, resolve, route_to
 from hvdlite.rendezvous.connection import Connection
 from hvdlite.rendezvous.deadline import LONGEST_SECONDS, Deadline
-from hvdlite.rendezvous.environment import JOB_ID_BYTES, WorkerEnvironment, surroundings
-from hvdlite.rendezvous.handshake import Job
+from hvdlite.rendezvous.environment import WorkerEnvironment, surroundings
+from hvdlite.rendezvous.handshake import JOB_ID_BYTES, Job
 from hvdlite.rendezvous.mesh import connect, host_identity
 from hvdlite.rendezvous.store import Store
 from hvdlite.torch.distributed.work import stop_waiter

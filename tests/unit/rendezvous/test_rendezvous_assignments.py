@@ -10,18 +10,12 @@ from dataclasses import replace
 import pytest
 
 from hvdlite.errors import ArgumentError
-from hvdlite.rendezvous.assignments import (
-    JOB_ID_BYTES,
-    TOKEN_BYTES,
-    Place,
-    assignment_for,
-    assignments,
-    start_store,
-)
+from hvdlite.rendezvous.assignments import Place, assignment_for, assignments, start_store
 from hvdlite.rendezvous.environment import WorkerEnvironment, assign_rank, detect, with_own_settings
+from hvdlite.rendezvous.handshake import JOB_ID_BYTES, TOKEN_BYTES, Job
 
 TOKEN = bytes(range(TOKEN_BYTES))  # in names of tests, which must not vary
-JOB_ID = secrets.token_bytes(JOB_ID_BYTES)
+JOB = Job(TOKEN, secrets.token_bytes(JOB_ID_BYTES), epoch=3)
 A, B = Place("a", "127.0.0.1"), Place("b", "127.0.0.2")
 
 
@@ -32,20 +26,20 @@ def no_assignment_afterwards() -> Iterator[None]:
 
 
 def test_local_rank_is_the_number_of_earlier_ranks_of_the_node() -> None:
-    given = assignments([A, B, A, A, B], "unix:name", TOKEN, JOB_ID, epoch=3)
+    given = assignments([A, B, A, A, B], "unix:name", JOB)
     assert [(one.rank, one.size, one.epoch) for one in given] == [(r, 5, 3) for r in range(5)]
     assert [one.local_rank for one in given] == [0, 0, 1, 2, 1]
     assert [one.local_size for one in given] == [3, 2, 3, 3, 2]
     assert [one.node for one in given] == [0, 1, 0, 0, 1]
     assert {one.rendezvous for one in given} == {"unix:name"}
     assert not any(one.serves_store for one in given)
-    assert given[4] == assignment_for([A, B, A, A, B], 4, "unix:name", TOKEN, JOB_ID, epoch=3)
+    assert given[4] == assignment_for([A, B, A, A, B], 4, "unix:name", JOB)
 
 
 def test_store_listens_where_all_ranks_reach_it() -> None:
-    with start_store([A, A], TOKEN, JOB_ID, epoch=0) as store:
+    with start_store([A, A], JOB) as store:
         assert store.address.startswith("unix:")
-    with start_store([A, B], TOKEN, JOB_ID, epoch=0) as store:
+    with start_store([A, B], JOB) as store:
         assert store.address.startswith("127.0.0.1:")
         assert not store.address.endswith(":0")
 
@@ -65,7 +59,7 @@ def test_what_makes_no_assignment_is_named(
     places: list[Place], rank: int, token: bytes, epoch: int, message: str
 ) -> None:
     with pytest.raises(ArgumentError, match=message):
-        assignment_for(places, rank, "unix:name", token, JOB_ID, epoch)
+        assignment_for(places, rank, "unix:name", Job(token, JOB.job_id, epoch))
 
 
 def test_assignment_given_by_python_is_detected_without_a_variable(
@@ -73,9 +67,7 @@ def test_assignment_given_by_python_is_detected_without_a_variable(
 ) -> None:
     monkeypatch.setenv("LOCAL_RANK", "3")  # Another program's, as under torchrun.
     before = dict(os.environ)
-    assignment = replace(
-        assignment_for([A, B], 1, "unix:name", TOKEN, JOB_ID, epoch=0), start_timeout=5.0
-    )
+    assignment = replace(assignment_for([A, B], 1, "unix:name", JOB), start_timeout=5.0)
     assign_rank(assignment)
     assert detect() == assignment
     assert dict(os.environ) == before
@@ -90,7 +82,7 @@ def test_assignment_keeps_what_the_variables_say_of_its_own_host(
     monkeypatch.setenv("HVDLITE_HOST_ID", "one")
     monkeypatch.setenv("HVDLITE_NETWORK_INTERFACES", "eth1")
     monkeypatch.setenv("HVDLITE_START_TIMEOUT", "7")
-    assignment = assignment_for([A, B], 1, "unix:name", TOKEN, JOB_ID, epoch=0)
+    assignment = assignment_for([A, B], 1, "unix:name", JOB)
     assign_rank(assignment)
     given = detect()
     assert (given.host_id, given.interfaces, given.start_timeout) == ("one", ("eth1",), 7.0)
