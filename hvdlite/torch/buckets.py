@@ -298,25 +298,19 @@ class Bucket:
             )
 
 
+@dataclass(eq=False)
 class InFlight:
-    def __init__(
-        self,
-        param: torch.Tensor,
-        gradient: torch.Tensor,
-        wire: torch.Tensor,
-        present: bool = True,
-        sparse: bool = False,
-        place: Place | None = None,
-    ) -> None:
-        self.param = param
-        self.gradient = gradient  # It is the parameter's own gradient if it has one, or zeros.
-        self.wire = wire  # This tensor is reduced; it may be `gradient` itself.
-        self.target = wire  # The core writes the result here.
-        self.context: Any = None  # The compressor made it.
-        self.present = present  # The parameter has a gradient.
-        self.sparse = sparse  # The gradient is sparse, and travels dense.
-        self.place = place  # It is the part of the gradient memory for `grad`.
-        self._submitted_as = gradient._version, address_of(gradient)
+    param: torch.Tensor
+    gradient: torch.Tensor  # It is the parameter's own gradient if it has one, or zeros.
+    wire: torch.Tensor  # This tensor is reduced; it may be `gradient` itself.
+    present: bool = True  # The parameter has a gradient.
+    sparse: bool = False  # The gradient is sparse, and travels dense.
+    place: Place | None = None  # It is the part of the gradient memory for `grad`.
+    context: Any = None  # The compressor made it.
+
+    def __post_init__(self) -> None:
+        self.target = self.wire  # The core writes the result here.
+        self._submitted_as = self.gradient._version, address_of(self.gradient)
 
     @property
     def kept(self) -> bool:
