@@ -20,6 +20,7 @@ from hvdlite.parameter_server.client import Client, Rows
 from hvdlite.parameter_server.collection import Report, ServerReport, WorkerReport, check_pace
 from hvdlite.parameter_server.tensors import ITEM_BYTES, Gradient, Slot, Storage, TensorSpec
 from hvdlite.rendezvous.environment import detect
+from hvdlite.torch.collectives.sparse import sparse_tensor
 from hvdlite.torch.collectives.tensors import bytes_of, tensor_over
 from hvdlite.torch.wrapping import Wrapping
 
@@ -364,14 +365,7 @@ class TorchStorage:
             raise ArgumentError(f"the gradient of {spec.name!r} has a NaN or an infinity")
         if rows is None:
             return values
-        return torch.sparse_coo_tensor(
-            rows.unsqueeze(0),
-            values,
-            own.shape,
-            device="cpu",
-            is_coalesced=True,
-            check_invariants=False,
-        )
+        return sparse_tensor(rows.unsqueeze(0), values, own.shape, is_coalesced=True)
 
     def _rows(self, spec: TensorSpec, numbers: memoryview) -> torch.Tensor:
         if self.has_momentum:  # Its state would grow with each push.

@@ -44,7 +44,7 @@ def is_sparse(tensor: torch.Tensor | None) -> bool:
     return tensor is not None and tensor.layout == torch.sparse_coo
 
 
-def _sparse(
+def sparse_tensor(
     indices: torch.Tensor, values: torch.Tensor, shape: torch.Size, is_coalesced: bool | None = None
 ) -> torch.Tensor:
     return torch.sparse_coo_tensor(
@@ -110,7 +110,7 @@ class RowGathering:
                 rows = torch.tensor(values.rows, device="cpu")
                 each = torch.repeat_interleave(factors, rows)
                 wide = wide * each.to(wide).reshape(-1, *[1] * (wide.dim() - 1))
-            result = _sparse(indices.tensor.t(), wide, row.shape)
+            result = sparse_tensor(indices.tensor.t(), wide, row.shape)
             results.append(result.coalesce())
         return results
 
@@ -206,7 +206,7 @@ class SparseWays:
             rank = self._dimensions[position]
             indices = torch.zeros((rank, 0), dtype=torch.int64, device=param.device)
             values = torch.zeros((0, *param.shape[rank:]), dtype=param.dtype, device=param.device)
-            return _sparse(indices, values, param.shape, is_coalesced=True)
+            return sparse_tensor(indices, values, param.shape, is_coalesced=True)
         if not is_sparse(gradient):
             return gradient.to_sparse(self._dimensions[position])
         self._dimensions[position] = gradient.sparse_dim()
