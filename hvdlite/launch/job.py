@@ -155,7 +155,8 @@ class Job(Policy):
             self._torch_master = torch_master(
                 self.what.environment, host, self.here(name), self.identity.job_id
             )
-        return torchrun_environment(start.placement, self._torch_master, self.identity.job_id)
+        numbers = torchrun_environment(start.placement, self.identity.job_id)
+        return {**numbers, **self._torch_master}
 
     def met(self) -> bool:
         """Return whether the processes of a job that ended well have met."""

@@ -309,21 +309,15 @@ def kept_memory(environment: Mapping[str, str]) -> dict[str, str]:
     return dict(_KEPT_MEMORY)
 
 
-def torchrun_environment(
-    placement: Placement, master: Mapping[str, str], job_id: bytes
-) -> dict[str, str]:
-    """Build the variables by which torch.distributed, and the trainers above it, find the ranks.
+def torchrun_environment(placement: Placement, job_id: bytes) -> dict[str, str]:
+    """Build the variables that tell torch.distributed, and the trainers above it, their ranks.
 
     Accelerate, transformers, Lightning and ignite read what torchrun sets. Without these variables
     they take a rank of several for the only process, and train alone. RANK and its like are set in
-    any case, since one value for all ranks cannot be right; MASTER_ADDR and MASTER_PORT are the
-    user's, if both are there. Elastic jobs and jobs with parameter servers have no such variables:
-    their ranks change, and torch.distributed's do not.
+    any case, since one value for all ranks cannot be right; MASTER_ADDR and MASTER_PORT (see
+    `torch_master`) are the user's, if both are there. Elastic jobs and jobs with parameter servers
+    have no such variables: their ranks change, and torch.distributed's do not.
     """
-    return {**_numbers(placement, job_id), **master}
-
-
-def _numbers(placement: Placement, job_id: bytes) -> dict[str, str]:
     return {
         "RANK": str(placement.rank),
         "WORLD_SIZE": str(placement.size),
@@ -365,7 +359,8 @@ def without_outer_job(environment: Mapping[str, str]) -> dict[str, str]:
     """Return a user's variables without those that an outer hvdlite-run has set for torch."""
     if _OURS not in environment:
         return dict(environment)
-    theirs = {*_numbers(Placement(0, 1, 0, 1, 0, 1, 0), b""), "MASTER_ADDR", "MASTER_PORT", _OURS}
+    numbers = torchrun_environment(Placement(0, 1, 0, 1, 0, 1, 0), b"")
+    theirs = {*numbers, "MASTER_ADDR", "MASTER_PORT", _OURS}
     return {name: value for name, value in environment.items() if name not in theirs}
 
 

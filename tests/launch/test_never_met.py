@@ -93,7 +93,7 @@ def test_elastic_jobs_and_scripts_for_horovod_have_none_of_them(flags: tuple[str
 def test_variables_of_an_outer_job_do_not_count() -> None:
     placement = Placement(1, 4, 1, 2, 0, 2, 0)
     master = torch_master({"HOME": "/h"}, "127.0.0.1", True, JOB)
-    inner = {"HOME": "/h", **torchrun_environment(placement, master, JOB)}
+    inner = {"HOME": "/h", **torchrun_environment(placement, JOB), **master}
     assert inner["MASTER_PORT"] == master["MASTER_PORT"]
     assert without_outer_job(inner) == {"HOME": "/h"}
     own = {"RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}  # of Kubernetes, for example
