@@ -399,21 +399,17 @@ def _add_horovods_flags(parser: argparse.ArgumentParser, shown: bool) -> None:
 
 
 def variables(options: argparse.Namespace) -> dict[str, str]:
-    found = dict(options.knobs)
-    if options.independent:
-        found[INDEPENDENT] = "1"
-    if options.replace_gloo:
-        found["HVDLITE_REPLACE_GLOO"] = "1"
-    if options.start_timeout is not None:
-        found["HVDLITE_START_TIMEOUT"] = str(options.start_timeout)
-    if options.timeline_filename is not None:
-        found["HVDLITE_TIMELINE"] = str(options.timeline_filename.absolute())
-    if options.timeline_mark_cycles is not None:
-        found["HVDLITE_TIMELINE_MARK_CYCLES"] = str(int(options.timeline_mark_cycles))
-    if options.autotune is not None:
-        found["HVDLITE_AUTOTUNE"] = str(int(options.autotune))
-    if options.autotune_log_file is not None:
-        found["HVDLITE_AUTOTUNE_LOG"] = str(options.autotune_log_file.absolute())
-    if options.tcp:
-        found["NCCL_IB_DISABLE"] = "1"
-    return found
+    timeline, log = options.timeline_filename, options.autotune_log_file
+    chosen = {
+        INDEPENDENT: options.independent or None,
+        "HVDLITE_REPLACE_GLOO": options.replace_gloo or None,
+        "HVDLITE_START_TIMEOUT": options.start_timeout,
+        "HVDLITE_TIMELINE": timeline and timeline.absolute(),
+        "HVDLITE_TIMELINE_MARK_CYCLES": options.timeline_mark_cycles,
+        "HVDLITE_AUTOTUNE": options.autotune,
+        "HVDLITE_AUTOTUNE_LOG": log and log.absolute(),
+        "NCCL_IB_DISABLE": options.tcp or None,
+    }
+    given = {name: one for name, one in chosen.items() if one is not None}
+    texts = {name: str(int(one) if isinstance(one, bool) else one) for name, one in given.items()}
+    return {**options.knobs, **texts}
