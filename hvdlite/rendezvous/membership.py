@@ -60,7 +60,7 @@ class Decision:
 _membership: MembershipThread | None = None
 _listener: Listener | None = None
 _received = False  # It is set when this process has received the state of the training.
-_error = ""  # For this reason the rank has restored its state the last time.
+_error = ""  # For this reason, in one line, the rank has restored its state the last time.
 
 
 def current_membership() -> MembershipThread | None:
@@ -74,7 +74,7 @@ def install_membership(one: MembershipThread | None) -> None:
 
 def has_state() -> bool:
     """Return whether this rank has the state of the training: it began with it, or received it."""
-    return _received or _membership is None or not _membership.first_joins()
+    return _received or _membership is None or not _membership.joiner
 
 
 def note_state() -> None:
@@ -86,11 +86,6 @@ def note_error(error: BaseException) -> None:
     global _error
     lines = str(error).splitlines()
     _error = f"{type(error).__name__}: {lines[0][:_MOST_SHOWN]}" if lines else type(error).__name__
-
-
-def last_error() -> str:
-    """Return, in one line, the error that `note_error` was given last."""
-    return _error
 
 
 @contextmanager
@@ -128,6 +123,7 @@ class MembershipThread:
         # `agreed` has, by variable, the settings that must be equal on every rank. `stay` is called
         # at a boundary where the world stays as it is.
         self.pending = _core.PendingOperations()
+        self.joiner = worker.joiner  # whether this rank joins a job that runs already
         self._worker = worker
         self._agreed = dict(agreed)
         self._follow = follow
@@ -169,7 +165,7 @@ class MembershipThread:
                 self._worker.heartbeat,
             )
             self._endpoint = Endpoint(self._worker, self._client.local_host, self._agreed)
-            if self._worker.joiner:
+            if self.joiner:
                 return Connection()
             self._thread.start()
             with self._changed:
@@ -187,7 +183,7 @@ class MembershipThread:
         with self._changed:
             self._engine = engine
             self._changed.notify_all()
-        if self._worker.joiner:
+        if self.joiner:
             self._thread.start()
         install_membership(self)
 
@@ -203,10 +199,6 @@ class MembershipThread:
             if self._decision is None:
                 raise BootstrapError(self._over or "the job has ended")
             return self._decision
-
-    def first_joins(self) -> bool:
-        """Return whether this rank joined a job that was running already."""
-        return self._worker.joiner
 
     def ask_to_leave(self, why: str) -> None:
         # The line that tells of the next epoch shows `why`.
@@ -276,7 +268,7 @@ class MembershipThread:
             "refused": self._on_refused,
         }
         try:
-            if not self._worker.joiner:
+            if not self.joiner:
                 self._ready("start")
             while self._over is None:
                 message = self._inbox.take()
@@ -332,12 +324,12 @@ class MembershipThread:
                 "epoch": self._epoch,
                 "why": why,
                 "heard": self._heard,
-                "synced": has_state() or not self._worker.joiner,
+                "synced": has_state() or not self.joiner,
                 "endpoint": self._endpoint.description,
                 "commits": dict(commits),
                 "stuck": report["stuck"] if report else None,
                 "suspect": self._suspect(report["suspect"]) if report else None,
-                "reason": report["reason"] if report else last_error() if self._boundary else "",
+                "reason": report["reason"] if report else _error if self._boundary else "",
                 "restored": bool(self._boundary),
             }
         )

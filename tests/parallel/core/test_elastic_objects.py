@@ -17,7 +17,8 @@ class _Boundary:
     def enter(self, restored: bool) -> Decision:
         return Decision(leave=False, sync=True, changed=True)
 
-    def first_joins(self) -> bool:
+    @property
+    def joiner(self) -> bool:
         return basics.rank() == 2
 
 

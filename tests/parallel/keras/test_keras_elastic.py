@@ -91,11 +91,10 @@ def scenario_all_get_the_state_of_rank_0() -> None:
 class Boundary:
     """Lets everybody pass."""
 
+    joiner = False
+
     def enter(self, restored: bool) -> Decision:
         return Decision(leave=False, sync=restored, changed=False)
-
-    def first_joins(self) -> bool:
-        return False
 
 
 class Disturbs:

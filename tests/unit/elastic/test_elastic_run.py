@@ -58,16 +58,13 @@ class Fake:
     def __init__(self, state: Told, *decisions: Decision, joins: bool = False) -> None:
         self._state = state
         self._decisions = list(decisions)
-        self._joins = joins
+        self.joiner = joins
         self.at_boundary: Any = lambda: None
 
     def enter(self, restored: bool) -> Decision:
         self._state.calls.append("enter restored" if restored else "enter")
         self.at_boundary()
         return self._decisions.pop(0)
-
-    def first_joins(self) -> bool:
-        return self._joins
 
 
 @pytest.fixture(autouse=True)
