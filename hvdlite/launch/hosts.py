@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,12 +50,9 @@ def read_hosts(text: str) -> list[Host]:
 def read_hostfile(text: str, path: str) -> list[Host]:
     """Read a file with lines of `host slots=n`, as for Open MPI and Horovod, or `host:n`."""
     hosts = []
-    for number, line in enumerate(lines_of(text), 1):
-        words = line.partition("#")[0].split()
-        if not words:
-            continue
+    for number, words in lines_of(text):
         try:
-            hosts.append(_read_words(words))
+            hosts.append(_read_words(words.split()))
         except ArgumentError as error:
             raise ArgumentError(f"{path}, line {number}: {error}") from None
     return _merged(hosts, path)
@@ -76,9 +73,12 @@ def _read_words(words: Sequence[str]) -> Host:
     return Host(host.name, _slots(options[0].removeprefix("slots="), host.name))
 
 
-def lines_of(text: str) -> list[str]:
-    """Split a text of people's editors, some of which begin a file with a byte-order mark."""
-    return text.removeprefix("\ufeff").splitlines()
+def lines_of(text: str) -> Iterator[tuple[int, str]]:
+    """Give the number of each line that has more than a comment, and what it has."""
+    # Some people's editors begin a file with a byte-order mark.
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
+        if words := line.partition("#")[0].strip():
+            yield number, words
 
 
 def read_host(text: str, default: int = 1) -> Host:

@@ -110,10 +110,7 @@ class ScriptHosts:
 def parse_hosts(text: str, slots: int, source: str) -> dict[str, int]:
     """Read lines of `host[:slots]`, without comments (#); the slots of a host's lines add up."""
     found: dict[str, int] = {}
-    for number, line in enumerate(lines_of(text), 1):
-        words = line.partition("#")[0].strip()
-        if not words:
-            continue
+    for number, words in lines_of(text):
         try:
             host = read_host(words, slots)
             count = checked_slots(host, found.get(host.name, 0))
