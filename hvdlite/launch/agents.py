@@ -8,6 +8,7 @@ it much longer than for the others, if these are enough.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import selectors
 import signal
@@ -68,7 +69,7 @@ class Owner(Protocol):
     def ended(self, worker: RemoteWorker, ending: Ending) -> None: ...
 
 
-class Agents:
+class Agents(contextlib.AbstractContextManager["Agents"]):
     """All other hosts of a job; a context manager. Used by the loop's thread."""
 
     def __init__(self, remote_launcher: RemoteLauncher, pulse: Pulse, interrupted_fd: int) -> None:
@@ -360,9 +361,6 @@ class Agents:
         """Tell the agents how the job has ended; those that wait for it end with this status."""
         for host in self.hosts.values():
             host.frames.send(data_frame(Kind.OUTCOME, 0, [status, why]))
-
-    def __enter__(self) -> Agents:
-        return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         """End all agents; what is left on their hosts ends with them."""

@@ -31,7 +31,7 @@ _LONGEST_REST = 8 << 10  # bytes; the rows disappear while the output stands in 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
 
 
-class Console:
+class Console(contextlib.AbstractContextManager["Console"]):
     """A queue of bytes for descriptors, and the thread that writes them; a context manager.
 
     The owner's thread calls the methods; any thread may call `say`, `show` and `write`. `wake_fd`
@@ -53,9 +53,6 @@ class Console:
         self._drawn_at = 0.0
         self._thread = threading.Thread(target=self._run, name="hvdlite-console", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> Console:
-        return self
 
     def __exit__(self, *_: object) -> None:
         """End the thread once it has written what is queued, and wait for that."""

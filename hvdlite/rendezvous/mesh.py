@@ -106,7 +106,7 @@ def _epoch_of(epoch: int, members: Sequence[Any]) -> int:
     return int.from_bytes(digest[:_EPOCH_BYTES], "little")
 
 
-class Endpoint:
+class Endpoint(contextlib.AbstractContextManager["Endpoint"]):
     """The listeners of this process, for one epoch or for several in a row."""
 
     # Addresses are abstract Unix sockets, and ports that the kernel chooses. So no files stay
@@ -156,9 +156,6 @@ class Endpoint:
             listener.close()
 
     close_in_child = close
-
-    def __enter__(self) -> Endpoint:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

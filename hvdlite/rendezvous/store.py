@@ -154,7 +154,7 @@ class Store(Service):
                 self._answer(exchange.waiting, "failed", text)
 
 
-class StoreClient:
+class StoreClient(contextlib.AbstractContextManager["StoreClient"]):
     def __init__(self, address: str, job: Job, rank: int, deadline: Deadline) -> None:
         self._deadline = deadline
         self._rank = rank
@@ -219,9 +219,6 @@ class StoreClient:
 
     def close(self) -> None:
         self._connection.close()
-
-    def __enter__(self) -> StoreClient:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

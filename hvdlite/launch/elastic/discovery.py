@@ -130,7 +130,7 @@ class News:
     warning: str = ""  # why the provider failed; "" if it did not
 
 
-class Discovery:
+class Discovery(contextlib.AbstractContextManager["Discovery"]):
     """Asks a provider again and again on its own thread; a context manager.
 
     The owner's thread calls the methods, and `take` when `fd` is readable.
@@ -178,9 +178,6 @@ class Discovery:
         except BaseException:
             os.close(self.fd)
             raise
-
-    def __enter__(self) -> Discovery:
-        return self
 
     def __exit__(self, *_: object) -> None:
         """End the thread, which may still wait for the provider: nothing waits for the thread."""
