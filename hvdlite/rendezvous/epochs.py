@@ -171,12 +171,3 @@ def epoch_of_step(step: int) -> int | None:
         if not 1 <= step <= _progress.committed:
             return None
         return _steps[bisect_right(_steps, step, key=lambda item: item[0]) - 1][1]
-
-
-def forget() -> None:
-    """Forget all epochs and steps, as in a process that has just started."""
-    global _progress
-    with _lock:
-        _progress = Progress()
-        _history.clear()
-        _steps.clear()

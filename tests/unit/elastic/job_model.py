@@ -20,6 +20,13 @@ from hvdlite.torch.data import ElasticSampler
 STYLES = ("top", "pass", "pass, late commit", "step", "step, late commit")
 
 
+def forget_epochs() -> None:
+    """Be as a process that has just started."""
+    epochs._progress = epochs.Progress()
+    epochs._history.clear()
+    epochs._steps.clear()
+
+
 class Process:
     """One worker: within `with` the modules' records are this worker's."""
 

@@ -8,10 +8,10 @@ import pytest
 
 from hvdlite import _core
 from hvdlite.errors import BootstrapError
-from hvdlite.rendezvous import epochs
 from hvdlite.rendezvous.connection import Connection
 from hvdlite.rendezvous.environment import WorkerEnvironment
 from hvdlite.rendezvous.membership import MembershipThread
+from unit.elastic.job_model import forget_epochs
 
 
 def test_training_thread_is_told_when_the_membership_thread_fails() -> None:
@@ -32,7 +32,7 @@ def test_training_thread_is_told_when_the_membership_thread_fails() -> None:
     )
     member._thread.start()
     member._thread.join(10)
-    epochs.forget()
+    forget_epochs()
     assert not member._thread.is_alive()
     assert member._over is not None  # else the next line would wait for ever
     with pytest.raises(BootstrapError, match="its membership thread failed: OSError.*no memory"):

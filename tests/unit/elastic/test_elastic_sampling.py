@@ -20,7 +20,7 @@ from hvdlite.rendezvous import epochs
 from hvdlite.rendezvous.epochs import MOST_KEPT, Epoch
 from hvdlite.torch import data as sampling
 from hvdlite.torch.data import ElasticSampler
-from unit.elastic.job_model import STYLES, Job, Process
+from unit.elastic.job_model import STYLES, Job, Process, forget_epochs
 
 FREQUENT = settings(max_examples=250, database=None)
 
@@ -28,9 +28,9 @@ FREQUENT = settings(max_examples=250, database=None)
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Begin and end with a process that is not in an elastic job."""
-    epochs.forget()
+    forget_epochs()
     yield
-    epochs.forget()
+    forget_epochs()
 
 
 # The pure rules.
@@ -112,13 +112,13 @@ def test_an_unknown_epoch_is_an_error() -> None:
 
 
 def test_a_process_keeps_its_newest_epochs() -> None:
-    epochs.forget()
+    forget_epochs()
     for number in range(1500):
         epochs.record(Epoch(number, (0, number + 1), 0, "a joiner died"))
     assert [one.number for one in epochs.history()] == list(range(500, 1500))
     with pytest.raises(ArgumentError, match="epoch 499; it was last .* 1498, 1499"):
         epochs.find(499)
-    epochs.forget()
+    forget_epochs()
 
 
 def test_steps_of_long_ago_take_no_memory_and_have_no_known_epoch() -> None:
@@ -148,7 +148,7 @@ def test_steps_of_long_ago_take_no_memory_and_have_no_known_epoch() -> None:
 @settings(max_examples=150, database=None)
 @given(samples=st.integers(0, 120), seed=st.integers(0, 2**32))
 def test_every_sample_is_seen_once_in_any_history(style: str, samples: int, seed: int) -> None:
-    epochs.forget()
+    forget_epochs()
     job = Job(random.Random(seed), style, samples)
     job.train()
     assert set(job.trained.values()) <= {1}
