@@ -52,14 +52,10 @@ def broadcast(
     return _broadcast(fast_path.NEW, tensor, root_rank, name, process_set)
 
 
-def broadcast_(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
+@parameters_of(broadcast)
+def broadcast_(*given: Any, **options: Any) -> torch.Tensor:
     """Overwrite a contiguous tensor in place, and return it; otherwise as `broadcast`."""
-    return _broadcast(fast_path.IN_PLACE, tensor, root_rank, name, process_set)
+    return _broadcast(fast_path.IN_PLACE, *given, **options)
 
 
 @parameters_of(broadcast)
