@@ -116,7 +116,7 @@ def _join_world(worker: WorkerEnvironment, deadline: Deadline, static: StaticSet
         _world = world = make_world(connection, deadline, worker.job_id)
     engine = world.engine
     try:
-        ops.restart_names()
+        ops.return_to_names({})  # A new world begins, so all counts do.
         if world.member is not None:
             # A worker that will join makes its optimizers for process sets that it gets by then.
             planned = process_sets.static_ranks(world.size)

@@ -312,11 +312,6 @@ def forget_names(process_set: int) -> None:
             del _counts[key]
 
 
-def restart_names() -> None:
-    """Count everything from zero again, because a new world begins."""
-    return_to_names({})
-
-
 def restart_operation_names() -> None:
     """Count operations from zero again, so that ranks that missed some have equal counts."""
     with _names_lock:

@@ -80,13 +80,13 @@ def test_groups_and_those_in_none() -> None:
 
 
 def test_names_are_numbered_per_kind_and_restart() -> None:
-    ops.restart_names()
+    ops.return_to_names({})
     assert [ops.next_name("allreduce") for _ in range(2)] == [
         "#allreduce.0",
         "#allreduce.1",
     ]
     assert ops.next_name("broadcast") == "#broadcast.0"
-    ops.restart_names()
+    ops.return_to_names({})
     assert ops.next_name("allreduce") == "#allreduce.0"
 
 

@@ -69,10 +69,10 @@ class Fake:
 
 @pytest.fixture(autouse=True)
 def no_job() -> Iterator[None]:
-    ops.restart_names()
+    ops.return_to_names({})
     yield
     install_membership(None)
-    ops.restart_names()
+    ops.return_to_names({})
 
 
 def train(state: Told, *outcomes: Any) -> Any:
