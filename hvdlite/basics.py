@@ -492,7 +492,7 @@ def stop_timeline() -> None:
 def _stop_timeline(world: World) -> None:
     _end_timeline(
         world,
-        lambda data, name: gather_bytes(world.engine, data, name, timeout=_LONGEST_GATHERING),
+        lambda data, name: gather_bytes(world.engine, data, name, timeout=_LONGEST_GATHERING)[0],
     )
 
 

@@ -103,7 +103,7 @@ def _exchange(obj: Any, name: str, process_set: ProcessSet, sends: bool) -> list
             data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # A user's __reduce__ may raise anything.
             failure, data = error, _FAILED
-    blocks = gather_bytes(basics.engine(), data, name, member_id(process_set))
+    blocks, _ = gather_bytes(basics.engine(), data, name, member_id(process_set))
     if failure is not None:
         raise HvdliteError(f"'{name}': this object cannot be pickled: {failure}") from failure
     return blocks
@@ -126,7 +126,7 @@ def gather_json(
         RankFailedError: a rank died meanwhile, so nobody knows whose values these are.
     """
     data = json.dumps(value).encode()
-    blocks = gather_bytes(basics.engine(), data, name, member_id(process_set))
+    blocks, _ = gather_bytes(basics.engine(), data, name, member_id(process_set))
     ranks = process_set.ranks
     if len(ranks) != len(blocks):
         raise RankFailedError(

@@ -6,6 +6,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from itertools import accumulate, pairwise
 from typing import Any
 
 from hvdlite import _core
@@ -109,33 +110,19 @@ def gather_bytes(
     name: str,
     process_set: int = 0,
     timeout: float | None = None,
-) -> list[memoryview]:
+) -> tuple[list[memoryview], int]:
     """Send this rank's bytes to all members of a process set; return those of every member."""
     # Bytes may be empty, and may have another length on every rank; a rank that has joined gives an
-    # empty block. `name` identifies the operation on all ranks, and process set 0 is the world. A
-    # member that has not submitted within `timeout` seconds causes a TimeoutError; None waits
-    # forever.
-    return gather_in_epoch(engine, data, name, process_set, timeout)[0]
-
-
-def gather_in_epoch(
-    engine: _core.Engine,
-    data: bytes,
-    name: str,
-    process_set: int = 0,
-    timeout: float | None = None,
-) -> tuple[list[memoryview], int]:
-    """Do as `gather_bytes`; return the blocks, and the epoch of an elastic job whose ranks sent."""
+    # empty block. The second result is the epoch of an elastic job whose ranks sent. `name`
+    # identifies the operation on all ranks, and process set 0 is the world. A member that has not
+    # submitted within `timeout` seconds causes a TimeoutError; None waits forever.
     address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
     tensor = _core.Tensor(name, _UINT8, [len(data)], address, 0)
     handle = engine.allgather(name, [tensor], process_set, keep=data, blocking=True)
     handle.wait(timeout)
     received = handle.take_output()
-    blocks, start = [], 0
-    for length in handle.first_dimensions:
-        blocks.append(received[start : start + length])
-        start += length
-    return blocks, handle.epoch
+    ends = accumulate(handle.first_dimensions, initial=0)
+    return [received[begin:end] for begin, end in pairwise(ends)], handle.epoch
 
 
 def maximum(engine: _core.Engine, name: str, *values: int) -> list[int]:

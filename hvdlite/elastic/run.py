@@ -187,7 +187,7 @@ class _Run:
             return
         mine = getattr(self._func, "__qualname__", type(self._func).__qualname__)
         # The name is not numbered: in another function ranks have counted otherwise.
-        blocks = ops.gather_bytes(basics.engine(), mine.encode(), "elastic.function")
+        blocks, _ = ops.gather_bytes(basics.engine(), mine.encode(), "elastic.function")
         roots = bytes(blocks[0]).decode()
         if mine != roots:
             raise MismatchError(

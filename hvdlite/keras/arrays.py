@@ -244,7 +244,7 @@ def _array(value: Any, name: str) -> Any:
 def exchange(value: Any, name: str, process_set: ProcessSet) -> list[Any]:
     """Gather one value of each member, which JSON can represent, in the order of the members."""
     text = json.dumps(value).encode()
-    blocks = gather_bytes(basics.engine(), text, name, member_id(process_set))
+    blocks, _ = gather_bytes(basics.engine(), text, name, member_id(process_set))
     return [json.loads(bytes(block)) for block in blocks]
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError, VirtualRanksWarning
-from hvdlite.ops import gather_bytes, gather_in_epoch
+from hvdlite.ops import gather_bytes
 from hvdlite.optimizers import check_mean
 from hvdlite.process_sets import global_process_set
 from hvdlite.torch.buckets import Settings
@@ -451,7 +451,7 @@ class VirtualSteps:
         if not basics.in_elastic_job():
             return True
         chosen = str(self._block.epoch).encode()
-        blocks, epoch = gather_in_epoch(basics.engine(), chosen, f"{self._name}.epoch")
+        blocks, epoch = gather_bytes(basics.engine(), chosen, f"{self._name}.epoch")
         return all(bytes(block) in (b"", str(epoch).encode()) for block in blocks)
 
     def _take_gradients(self) -> dict[torch.Tensor, torch.Tensor]:
@@ -518,7 +518,7 @@ class VirtualSteps:
 
 def _agree(name: str, arguments: dict[str, Any]) -> None:
     data = json.dumps([basics.rank(), arguments]).encode()
-    for block in gather_bytes(basics.engine(), data, f"#{name}.arguments"):
+    for block in gather_bytes(basics.engine(), data, f"#{name}.arguments")[0]:
         if len(block) == 0:
             continue  # The rank has joined: the step raises an error.
         rank, others = json.loads(bytes(block))

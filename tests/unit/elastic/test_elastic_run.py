@@ -299,7 +299,7 @@ def test_values_that_a_death_has_overtaken_are_given_to_no_rank(
 ) -> None:
     """The world has one rank now, and three have given their values."""
     basics.init()
-    monkeypatch.setattr(objects, "gather_bytes", lambda *_: [memoryview(b"N.")] * 3)
+    monkeypatch.setattr(objects, "gather_bytes", lambda *_: ([memoryview(b"N.")] * 3, 0))
     assert objects.allgather_object(None) == [None] * 3
     with pytest.raises(RankFailedError, match="'x' has values of 3 ranks, and there are 1 now"):
         objects.gather_json(None, "x")
