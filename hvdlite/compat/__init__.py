@@ -48,6 +48,9 @@ _MODULES = {
     "horovod.ray.runner": "hvdlite.ray",
     "horovod.runner": "hvdlite.compat.runner",
 }
+_ELASTIC_ON_RAY = (
+    "elastic jobs on Ray are run by hvdlite.ray.run with min_np= and max_np=; see docs/ray.md"
+)
 _NOT_OURS = {
     "horovod.mxnet": "MXNet is retired",
     **{
@@ -55,11 +58,7 @@ _NOT_OURS = {
         "Spark has written, for a function that hvdlite.spark.run calls"
         for part in ("common", "keras", "lightning", "torch")
     },
-    **{
-        f"horovod.ray.{part}": "elastic jobs on Ray are run by hvdlite.ray.run with min_np= and "
-        "max_np=; see docs/ray.md"
-        for part in ("elastic", "elastic_v2")
-    },
+    **dict.fromkeys(("horovod.ray.elastic", "horovod.ray.elastic_v2"), _ELASTIC_ON_RAY),
     "horovod.data": "the loaders of PyTorch and tf.data work in the background, too",
     "horovod.common.util": "it serves Horovod's own modules; ask hvd for what was built, such as "
     "hvd.nccl_built()",
@@ -71,10 +70,7 @@ _NOT_OURS = {
 }
 # Names of Horovod that hvdlite's modules lack, and why.
 _NAMES_NOT_OURS = {
-    "hvdlite.ray": {
-        "ElasticRayExecutor": "elastic jobs on Ray are run by hvdlite.ray.run with min_np= and "
-        "max_np=; see docs/ray.md"
-    },
+    "hvdlite.ray": {"ElasticRayExecutor": _ELASTIC_ON_RAY},
     "hvdlite.spark": {
         "run_elastic": "the ranks of hvdlite.spark.run are fixed; begin again from a checkpoint, "
         "or start an elastic job with hvdlite-run --min-np"
