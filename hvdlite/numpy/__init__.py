@@ -137,8 +137,7 @@ def allgather(
 
     Args:
         value: an array of at least one dimension, of any dtype but Python objects.
-        name: identifies the operation on all ranks; a call without a name is numbered.
-        process_set: its members take part; by default all ranks.
+        name, process_set: as for `allreduce`.
 
     Returns:
         A new array with the rows of all ranks, in the order of the ranks.
@@ -209,8 +208,7 @@ def reducescatter(
     Args:
         value: an array of at least one dimension, of the same shape on all ranks.
         op: `Average`, `Sum`, `Min`, `Max` or `Product`.
-        name: identifies the operation on all ranks; a call without a name is numbered.
-        process_set: its members take part; by default all ranks.
+        name, process_set: as for `allreduce`.
 
     Returns:
         A new array with this rank's rows.
@@ -243,8 +241,7 @@ def broadcast(
     Args:
         value: a number or an array of the same shape and dtype on all ranks.
         root_rank: the rank whose value all receive.
-        name: identifies the operation on all ranks; a call without a name is numbered.
-        process_set: its members take part; by default all ranks.
+        name, process_set: as for `allreduce`.
 
     Returns:
         A new array; for a number, a NumPy number.

@@ -36,8 +36,7 @@ def broadcast(
     Args:
         tensor: of the same shape and dtype on all ranks; only the root's values matter.
         root_rank: the rank (in the world) whose values all receive.
-        name: identifies the operation on all ranks; a call without a name is numbered.
-        process_set: its members take part; by default all ranks.
+        name, process_set: as for `allreduce`.
 
     Returns:
         A new tensor with the root's values.

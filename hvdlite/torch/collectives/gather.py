@@ -51,8 +51,7 @@ def allgather(
     Args:
         tensor: at least one dimension; the first may differ between ranks, and may be 0; the others
             must be the same.
-        name: identifies the operation on all ranks; a call without a name is numbered.
-        process_set: its members take part; by default all ranks.
+        name, process_set: as for `allreduce`.
 
     Returns:
         A new tensor, the same on every rank.
@@ -152,12 +151,9 @@ def reducescatter(
 
     Args:
         tensor: at least one dimension, the same shape on all ranks; bool with Min, Max or Product.
-        name: identifies the operation on all ranks; a call without a name is numbered.
-        compression: how the tensor is compressed while it travels, see `Compression`.
+        name, compression, process_set: as for `allreduce`.
         op: `Average`, `Sum`, `Min`, `Max` or `Product`.
-        process_set: its members take part; by default all ranks.
-        prescale_factor: multiplies this rank's input.
-        postscale_factor: multiplies the result.
+        prescale_factor, postscale_factor: multiply this rank's input, and the result.
         splits: the number of rows that each rank gets, zero or more, the same numbers on all ranks;
             they add up to the first dimension.
 

@@ -144,11 +144,8 @@ def sparse_allreduce_async(
     Args:
         tensor: in torch's COO layout; of the same shape on all ranks, with any number of entries.
             Entries of the same index are added up before they are sent.
-        name: identifies the operation on all ranks; a call without a name is numbered.
+        name, process_set, prescale_factor, postscale_factor: as for `allreduce`.
         op: `Average` or `Sum`.
-        process_set: its members take part; by default all ranks.
-        prescale_factor: multiplies this rank's input.
-        postscale_factor: multiplies the result.
 
     Returns:
         A handle for `synchronize`, which may also be called; the result is sparse and coalesced.
