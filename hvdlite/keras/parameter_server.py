@@ -90,9 +90,8 @@ class Group(neutral.Group):
         Example:
             model.compile(optimizer=group.optimizer(), loss="mse", jit_compile=False)
         """
-        return RemoteOptimizer(
-            self.client, staleness, push_every, pull_every, clipvalue, clipnorm, global_clipnorm
-        )
+        bounds = {"clipvalue": clipvalue, "clipnorm": clipnorm, "global_clipnorm": global_clipnorm}
+        return RemoteOptimizer(self.client, staleness, push_every, pull_every, **bounds)
 
 
 def connect() -> Group:
@@ -114,7 +113,7 @@ def connect() -> Group:
 class RemoteOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     """Leaves the updates of a worker's variables to parameter servers; `group.optimizer` makes it.
 
-    The arguments after `client` are those of `Group.optimizer`.
+    The arguments after `client` are those of `Group.optimizer`; `bounds` has the last three.
 
     Attributes:
         clock: the number of steps that this worker has done; one that joins later begins where the
@@ -130,18 +129,10 @@ class RemoteOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         staleness: int | None = None,
         push_every: int = 1,
         pull_every: int = 1,
-        clipvalue: float | None = None,
-        clipnorm: float | None = None,
-        global_clipnorm: float | None = None,
+        **bounds: float | None,
     ) -> None:
         check_pace(staleness, push_every, pull_every)
-        super().__init__(
-            learning_rate=0.0,
-            name="remote",
-            clipvalue=clipvalue,
-            clipnorm=clipnorm,
-            global_clipnorm=global_clipnorm,
-        )
+        super().__init__(learning_rate=0.0, name="remote", **bounds)
         self.clock = 0
         self._client = client
         self._staleness = staleness
