@@ -11,11 +11,12 @@ alone, hvd.DistributedGradientTape, and MultiWorkerMirroredStrategy. The strateg
 its own, so two worlds take turns in rounds. Figures are medians on the slowest rank, in
 milliseconds.
 
-`keras_step` runs steps of Keras's `fit` on N ranks, in which three contestants take turns, each
-with its own copy of a model. Ranks of `silent` send nothing. Those of `barrier` also meet after
-each step, which no synchronous training can do without. Those of `hvdlite` train with
-`DistributedOptimizer`. There is a row for each model, with medians on the slowest rank;
-`hvdlite_to_barrier` is the ratio of the last two.
+`keras_step` runs steps of Keras's `fit` on N ranks, in which contestants take turns, each with its
+own copy of a model. Ranks of `silent` send nothing. Those of `barrier` also meet after each step,
+which no synchronous training can do without. Those of `hvdlite` train with `DistributedOptimizer`,
+those of `callbacks` with hvdlite's two callbacks, too, and those of `distribute` with
+`hvd.distribute`. There is a row for each model, with medians on the slowest rank;
+`hvdlite_to_barrier` and `distribute_to_callbacks` are ratios of these.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ PARTS = ("ops", "step", "keras")
 EPOCHS = 8
 QUICK_EPOCHS = 2
 STEPS_OF_EPOCH = 20  # The first one is not counted.
-CONTESTANTS = ("silent", "barrier", "hvdlite")
+CONTESTANTS = ("silent", "barrier", "hvdlite", "callbacks", "distribute")
 # What a rank gets in each step: batch and shape of its inputs.
 MODELS = {"digits": (24, (8, 8, 1)), "mlp": (256, (784,)), "convolutions": (32, (32, 32, 3))}
 THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
@@ -331,19 +332,22 @@ def measure_keras(quick: bool) -> None:
         generator = np.random.default_rng(hvd.rank())
         inputs = generator.normal(size=(batch * STEPS_OF_EPOCH, *shape)).astype("float32")
         labels = generator.integers(10, size=batch * STEPS_OF_EPOCH)
+        everyone = hvd.allgather(inputs), hvd.allgather(labels)
         fits = {one: contestant(one, name, batch) for one in CONTESTANTS}
         times: dict[str, list[float]] = {one: [] for one in CONTESTANTS}
         for epoch in range(1 + (QUICK_EPOCHS if quick else EPOCHS)):
             for one, fit in fits.items():
-                took = fit(inputs, labels)
+                took = fit(*everyone) if one == "distribute" else fit(inputs, labels)
                 times[one] += took if epoch > 0 else []
         medians = {one: statistics.median(took) * 1e3 for one, took in times.items()}
-        everyone = hvd.allgather_object(medians)
+        by_rank = hvd.allgather_object(medians)
         if hvd.rank() == 0:
-            slowest = {one: max(told[one] for told in everyone) for one in CONTESTANTS}
+            slowest = {one: max(told[one] for told in by_rank) for one in CONTESTANTS}
             row: dict[str, Any] = {"benchmark": "keras_step", "np": hvd.size(), "model": name}
             row |= {f"{one}_ms": round(value, 2) for one, value in slowest.items()}
             row["hvdlite_to_barrier"] = round(slowest["hvdlite"] / slowest["barrier"], 3)
+            ratio = slowest["distribute"] / slowest["callbacks"]
+            row["distribute_to_callbacks"] = round(ratio, 3)
             print_row(row, "tensorflow-cpu")
     hvd.shutdown()
 
@@ -352,13 +356,16 @@ def contestant(kind: str, name: str, batch: int) -> Callable[[Any, Any], list[fl
     """Make a function that trains a model of its own for an epoch, and returns its steps' times."""
     import keras
 
-    from hvdlite.keras import DistributedOptimizer
+    import hvdlite.keras as hvd
     from hvdlite.numpy import barrier
 
     optimizer = keras.optimizers.Adam(1e-4)
-    if kind == "hvdlite":
-        optimizer = DistributedOptimizer(optimizer)
+    if kind in ("hvdlite", "callbacks"):
+        optimizer = hvd.DistributedOptimizer(optimizer)
     model = make_model(name)
+    if kind == "distribute":
+        model = hvd.distribute(model)
+        batch *= hvd.size()
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     ends: list[float] = []
 
@@ -367,12 +374,15 @@ def contestant(kind: str, name: str, batch: int) -> Callable[[Any, Any], list[fl
             barrier()
         ends.append(time.perf_counter())
 
-    noted = keras.callbacks.LambdaCallback(on_train_batch_end=note)
+    callbacks: list[Any] = [keras.callbacks.LambdaCallback(on_train_batch_end=note)]
+    if kind == "callbacks":
+        callbacks.append(hvd.callbacks.MetricAverageCallback())
+        callbacks.append(hvd.callbacks.BroadcastGlobalVariablesCallback(0))
 
     def fit(inputs: Any, labels: Any) -> list[float]:
         ends.clear()
         barrier()  # The ranks begin together.
-        model.fit(inputs, labels, batch, callbacks=[noted], shuffle=False, verbose=0)
+        model.fit(inputs, labels, batch, callbacks=callbacks, shuffle=False, verbose=0)
         return [end - begin for begin, end in itertools.pairwise(ends)]
 
     return fit
