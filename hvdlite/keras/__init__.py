@@ -16,6 +16,7 @@ from hvdlite.keras import arrays, callbacks, elastic
 from hvdlite.keras import parameter_server as parameter_server
 from hvdlite.keras.arrays import *
 from hvdlite.keras.backend import backend_adapter, import_adapter
+from hvdlite.keras.distributed_model import distribute
 from hvdlite.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer, load_model
 from hvdlite.objects import allgather_object, broadcast_object, join
 
@@ -26,6 +27,7 @@ __all__ = [
     "allgather_object",
     "broadcast_object",
     "callbacks",
+    "distribute",
     "elastic",
     "join",
     "load_model",

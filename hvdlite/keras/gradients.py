@@ -37,6 +37,7 @@ class GradientReduction:
     scales_local: bool
     local: list[Any] = field(default_factory=list)  # variables whose gradients are not reduced
     first_index: int = 0  # of the first variable whose gradient is reduced
+    share: Any = None  # the weight of this rank's batch among the ranks', if not 1 (`distribute`)
     seen: dict[Any, int] = field(default_factory=dict)  # Keras 2: indices of variables by `ref()`
 
     def wire_name(self, index: int) -> str:
@@ -47,6 +48,12 @@ class GradientReduction:
 
     def is_local(self, variable: Any) -> bool:
         return any(variable is one for one in self.local)
+
+    def weighted(self, gradients: list[Any]) -> list[Any]:
+        if self.share is None:
+            return gradients
+        scale = self.framework.scale_gradient
+        return [one if one is None else scale(one, self.share) for one in gradients]
 
     def reduce(
         self, gradients: Sequence[Any], indices: Sequence[int], variables: Sequence[Any]

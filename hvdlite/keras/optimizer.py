@@ -212,6 +212,7 @@ class _Applies(Distributed, keras.optimizers.Optimizer):  # type: ignore[misc]
             super().apply(gradients, given)  # This raises Keras's own error.
             return
         reduction = self._require_reduction()
+        gradients = reduction.weighted(gradients)
         if reduction.local and isinstance(self, keras.optimizers.LossScaleOptimizer):
             raise ArgumentError(
                 "local variables do not work with loss scaling: an infinite local gradient would "

@@ -15,9 +15,9 @@ from api_doc import LIST as DOCSTRINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = {  # the most lines, and the most files
-    "hvdlite": (38_870, 171),
+    "hvdlite": (39_349, 172),
     "csrc": (23_120, 140),
-    "tests": (60_697, 386),
+    "tests": (61_273, 387),
 }
 MOST_WORDS = 30_000  # of README.md and docs/, as `wc -w` counts them
 

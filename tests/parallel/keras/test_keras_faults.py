@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from harness import run_world
@@ -74,6 +75,38 @@ def test_killed_rank_is_named_by_every_survivor(backend: str, victim: int, tmp_p
     assert error["kind"] in ("AbortedError", "RankFailedError"), error
     assert f"rank {victim} died" in error["message"]
     assert error["late"] <= BOUND
+
+
+def goes_on_from_a_backup(folder: str, noted: str, dies: bool) -> dict[str, Any]:
+    start()
+    alone, model = dense_model(), hvd.distribute(dense_model())
+    for one in (alone, model):
+        one.compile(keras.optimizers.Adam(0.01), "mse")
+
+    def end(epoch: int, logs: Any) -> None:
+        if dies and epoch == 2 and hvd.rank() == 1:
+            die(noted)
+
+    how = {"batch_size": 8, "epochs": 4, "shuffle": False, "verbose": 0}
+    callbacks = [keras.callbacks.BackupAndRestore(folder)]
+    callbacks.append(keras.callbacks.LambdaCallback(on_epoch_begin=end))
+    try:
+        history = model.fit(*data(17), callbacks=callbacks, **how).history
+    except Exception as error:
+        return {"message": str(error)}
+    alone.fit(*data(17), **how)
+    pairs = zip(model.get_weights(), alone.get_weights(), strict=True)
+    return {"epochs": len(history["loss"]), "same": all(np.allclose(*pair) for pair in pairs)}
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("tensorflow", marks=pytest.mark.long)])
+def test_distributed_job_goes_on_from_a_backup_on_fewer_ranks(backend: str, tmp_path: Path) -> None:
+    files, env = (str(tmp_path / "backup"), str(tmp_path / "died")), environment(backend)
+    first = run_world(3, goes_on_from_a_backup, *files, True, env=env, expect_failure=True)
+    for rank in (0, 2):
+        assert "rank 1 died" in first[rank].value["message"]
+    second = run_world(2, goes_on_from_a_backup, *files, False, env=env)
+    assert [rank.value for rank in second] == [{"epochs": 2, "same": True}] * 2
 
 
 def runs_out(leaver: int) -> dict[str, Any]:

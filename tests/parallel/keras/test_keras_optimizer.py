@@ -377,6 +377,58 @@ def scenario_names_do_not_follow_other_models() -> None:
     assert hvd.size() == 1 or names[0] != names[1]
 
 
+def scenario_gradients_that_are_arrays() -> None:
+    """Keras takes them on each backend."""
+    if on_keras_2():
+        return
+    variable = variable_of(np.zeros(3))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.apply([np.full(3, hvd.rank() + 1.0, np.float32)], [variable])
+    assert array_of(variable).tolist() == [-(hvd.size() + 1) / 2] * 3
+
+
+def scenario_trainer_that_reduces_by_torch_distributed() -> None:
+    """Keras 3.16 wraps a model in DistributedDataParallel if there is a process group."""
+    if on_tensorflow() or on_keras_2():
+        return
+    import torch
+
+    class Trainer316(keras.Sequential):  # type: ignore[misc]
+        def _should_torch_compile(self) -> Any:
+            """Wrap the model, as `make_train_function` and `make_test_function` would."""
+            if torch.distributed.is_initialized():
+                wrapped = torch.nn.parallel.DistributedDataParallel(self)
+                object.__setattr__(self, "ddp_model", wrapped)
+            return super()._should_torch_compile()
+
+    def fitted(kind: Any, op: int) -> list[Any]:
+        model = kind(dense_model().layers)
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), op=op), "mse")
+        model.fit(*(mine(part) for part in data(8 * hvd.size())), batch_size=4, verbose=0)
+        return weights_of(model)
+
+    alone = fitted(Trainer316, hvd.Sum)
+    with shared_folder() as folder:
+        store = torch.distributed.FileStore(str(folder / "store"), hvd.size())
+        torch.distributed.init_process_group(
+            "gloo", store=store, rank=hvd.rank(), world_size=hvd.size()
+        )
+        try:
+            assert close(alone, fitted(keras.Sequential, hvd.Sum), 0)
+            if hvd.size() == 1:
+                assert close(alone, fitted(Trainer316, hvd.Sum), 0)
+                return
+            with raises(hvd.ArgumentError, "by torch.distributed.* a second time; leave out"):
+                fitted(Trainer316, hvd.Sum)
+            model = hvd.distribute(Trainer316(dense_model().layers))
+            model.compile("sgd", "mse")
+            for call in (model.fit, model.evaluate):
+                with raises(hvd.ArgumentError, "a second time"):
+                    call(*data(8), verbose=0)
+        finally:
+            torch.distributed.destroy_process_group()
+
+
 def body() -> dict[str, str]:
     return run_scenarios(globals())
 
