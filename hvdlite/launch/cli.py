@@ -40,8 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = flags.build_parser()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments:
-        parser.print_help()
-        return 0
+        parser.error(
+            f"say how many ranks to start with -np, and which program to run\n\n{flags.EXAMPLES}\n"
+            "--help shows the common options."
+        )
     environment = dict(os.environ)
     try:
         options = parse(parser, arguments)

@@ -56,14 +56,48 @@ megabytes.__name__ = "number of MiB"
 amount.__name__ = "number"
 
 
+class _Print(argparse.Action):
+    """Print the text that the function `const` makes of the flag's value, and exit."""
+
+    def __call__(self, parser: Any, options: Any, values: Any, flag: Any = None) -> None:
+        print(self.const(values).rstrip())
+        parser.exit()
+
+
+EXAMPLE = "hvdlite-run -np 2 python train.py"
+EXAMPLES = """examples:
+  hvdlite-run -np 4 python train.py               # four ranks on this machine
+  hvdlite-run -H node1:2,node2:2 python train.py  # two hosts, two ranks on each
+  hvdlite-run -np 4 --min-np 2 python train.py    # elastic: ranks come and go
+  hvdlite-run -np 2 --replace-gloo python ddp.py  # a torch.distributed script
+"""
+USAGE = "hvdlite-run -np N [-H host:slots,...] [options] command..."
+DESCRIPTION = "Start the ranks of a training job on one or more hosts, and end them together."
+HELP = f"""usage: {USAGE}
+
+{DESCRIPTION}
+
+common options:
+  -np N              number of ranks
+  -H HOST:SLOTS,...  where to run, and how many ranks fit on each host
+  --min-np N         elastic job: continue while at least N ranks are left
+  --replace-gloo     let torch.distributed use hvdlite in place of gloo
+  --compat           let `import horovod` find hvdlite
+  --report OUT.HTML  write a page that says what limits the job
+
+{EXAMPLES}
+--help-all shows all options, and --doctor says what works on this machine.
+"""
 _COOLDOWN = Elastic.blacklist_cooldown_range
 # A row has the names of a flag, what reads its value, what stands for the value in the help, and
 # the help, which goes on in lines that are indented. A row that begins with = opens a group.
 _TABLE = f"""
+-h --help | print | | show the common options and examples, and exit
+--help-all | print | | show all options, the knobs and horovodrun's other flags, and exit
 -np --num-proc --np | int | N | number of ranks
 --nproc-per-node --nproc_per_node | int | N | number of ranks on each host, instead of -np and slots
 -m --module | switch | | the command is a module and its arguments: run `python -m` with this Python
--v --version | str | | show program's version number and exit
+-v --version | print | | show program's version number and exit
 --doctor -cb --check-build | switch | | say what works on this machine (and those of -H), and why
     the rest does not
 --compat | switch | | let `import horovod` find hvdlite, for scripts written for Horovod
@@ -142,15 +176,13 @@ _TABLE = f"""
 --autotune-log-file --autotune-log | Path | FILE | write what autotune measures, as lines of JSON
 """
 _KINDS: Mapping[str, Mapping[str, Any]] = {
+    "print": {"action": _Print, "nargs": 0, "default": argparse.SUPPRESS},
     "switch": {"action": "store_true"},
     "either": {"action": argparse.BooleanOptionalAction},
     "str": {},
     **{reader.__name__: {"type": reader} for reader in (int, Path, count, names, port)},
     "amount": {"type": amount},
 }
-
-
-EXAMPLE = "hvdlite-run -np 2 python train.py"
 _LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 
 # By knob, the name of horovodrun's flag and the function that reads its value.
@@ -205,51 +237,25 @@ class _Parser(argparse.ArgumentParser):
         super().error(f"{message}; did you mean {near[0]}?" if near else message)
 
 
-class _HelpAll(argparse.Action):
-    def __call__(self, parser: Any, options: Any, values: Any, flag: Any = None) -> None:
-        build_parser(shows_all=True).print_help()
-        parser.exit()
-
-
 def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
     """Build the parser; with `shows_all` its help also shows the knobs and horovodrun's flags."""
     parser = _Parser(
         prog="hvdlite-run",
-        usage="hvdlite-run -np N [-H host:slots,...] [options] command...",
-        description="Start the ranks of a training job on one or several hosts, and end them "
-        "together.",
-        epilog=f"example: {EXAMPLE}",
+        usage=USAGE,
+        description=DESCRIPTION,
+        add_help=False,  # The table has --help.
         allow_abbrev=False,
     )
     parser.set_defaults(knobs={}, needless={}, switch="")
-    parser.add_argument(
-        "--help-all",
-        action=_HelpAll,
-        nargs=0,
-        help="also show the knobs and horovodrun's other flags, and exit",
-    )
     parser.add_argument(
         "command",
         nargs=argparse.REMAINDER,
         help="the program and its arguments; a file train.py is run with this Python",
     )
     _add_own_flags(parser)
-    _add_knob_flags(
-        parser.add_argument_group(
-            "knobs", "each is a flag; --help-all lists them, docs/knobs.md explains them"
-        ),
-        shows_all,
-    )
+    _add_knob_flags(parser.add_argument_group("knobs", "docs/knobs.md explains them"), shows_all)
     _add_horovods_flags(parser, shows_all)
     return parser
-
-
-class _Version(argparse.Action):
-    """Print the version, which is read from the metadata of the package only then."""
-
-    def __call__(self, parser: Any, options: Any, values: Any, flag: Any = None) -> None:
-        print(f"hvdlite {hvdlite.__version__}")
-        parser.exit()
 
 
 def _rows_of(table: str) -> Iterator[list[str]]:
@@ -259,7 +265,10 @@ def _rows_of(table: str) -> Iterator[list[str]]:
 
 # What a row cannot say, by the first name of its flag.
 _MORE: Mapping[str, Mapping[str, Any]] = {
-    "-v": {"action": _Version, "nargs": 0, "default": argparse.SUPPRESS},
+    "-h": {"const": lambda _: HELP},
+    "--help-all": {"const": lambda _: build_parser(shows_all=True).format_help()},
+    # The version is read from the metadata of the package only when it is asked for.
+    "-v": {"const": lambda _: f"hvdlite {hvdlite.__version__}"},
     "--grace": {"default": DEFAULT_GRACE},
     "--via": {"choices": ("ssh", "srun"), "default": "ssh"},
     "--remote-python": {"default": Ssh.python},

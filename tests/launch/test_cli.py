@@ -12,6 +12,7 @@ import pytest
 import hvdlite
 from harness import base_environment
 from hvdlite.launch.cli import main
+from hvdlite.launch.flags import EXAMPLES
 from hvdlite.launch.resources import available_cores
 from launch.marked import python
 from launcher import LauncherResult, run_launcher
@@ -27,12 +28,11 @@ def environments(*arguments: str, env: dict[str, str] | None = None) -> list[dic
     return [json.loads(line.partition("] ")[2]) for line in lines]
 
 
-def test_without_arguments_it_shows_help() -> None:
+def test_without_arguments_it_says_what_is_missing_and_shows_examples() -> None:
     result = run_launcher()
-    assert result.returncode == 0
-    assert result.stdout.startswith(
-        "usage: hvdlite-run -np N [-H host:slots,...] [options] command..."
-    )
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "error: say how many ranks to start with -np, and which program" in result.stderr
+    assert EXAMPLES in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 
 from hvdlite import _core
 from hvdlite.errors import ArgumentError
-from hvdlite.launch.cli import arguments_from
+from hvdlite.launch.cli import arguments_from, main
 from hvdlite.launch.flags import EXPERT, build_parser, variables
 from launch.marked import python
 from launch.test_cli import environments
@@ -57,13 +59,28 @@ def test_flags_set_variables(arguments: list[str], expected: dict[str, str]) -> 
     assert variables(build_parser().parse_args(arguments)) == expected
 
 
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    return "".join(capsys.readouterr())
+
+
+def test_help_is_one_screen_of_flags_and_examples_that_work(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parser, text = build_parser(), printed(capsys, "--help")
+    assert len(text.splitlines()) <= 24 and max(map(len, text.splitlines())) <= 80
+    common = re.findall(r"^  (-\S+)", text, re.MULTILINE)
+    assert len(common) == 6 and all(flag in parser._option_string_actions for flag in common)
+    examples = re.findall(r"^  hvdlite-run (.*)", text, re.MULTILINE)
+    parsed = [parser.parse_args(shlex.split(one, comments=True)) for one in examples]
+    assert [one.command[0] for one in parsed] == ["python"] * 4
+
+
 def test_help_shows_knobs_with_real_defaults_and_horovods_names_only_where_asked(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    short = build_parser().format_help()
-    with pytest.raises(SystemExit):
-        build_parser().parse_args(["--help-all"])
-    full = capsys.readouterr().out
+    short, full = printed(capsys, "--help"), printed(capsys, "--help-all")
     words = " ".join(full.split())
     assert "(default: path)" not in full and "(default: 67108864 bytes)" in words
     assert "(default: 1 second)" in words and "--no-check-finite --check-finite 0 " in words
@@ -169,9 +186,7 @@ def test_file_that_cannot_be_read_is_named(flag: str, file: str) -> None:
 def test_mistyped_flag_is_answered_with_the_nearest_one(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        build_parser().parse_args(arguments)
-    assert said in capsys.readouterr().err
+    assert said in printed(capsys, *arguments)
 
 
 def test_more_ranks_than_a_host_can_have_are_refused() -> None:
