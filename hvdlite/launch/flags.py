@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import hvdlite
+from hvdlite.errors import ArgumentError
 from hvdlite.launch.channels import Ssh
 from hvdlite.launch.description import DEFAULT_GRACE, INDEPENDENT, Elastic, Servers
 
@@ -94,6 +95,7 @@ _COOLDOWN = Elastic.blacklist_cooldown_range
 _TABLE = f"""
 -h --help | print | | show the common options and examples, and exit
 --help-all | print | | show all options, the knobs and horovodrun's other flags, and exit
+--print-completion | str | | print a script that completes options in this shell, and exit
 -np --num-proc --np | int | N | number of ranks
 --nproc-per-node --nproc_per_node | int | N | number of ranks on each host, instead of -np and slots
 -m --module | switch | | the command is a module and its arguments: run `python -m` with this Python
@@ -258,6 +260,18 @@ def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
     return parser
 
 
+def _completion(shell: str) -> str:
+    try:
+        import shtab
+    except ImportError:
+        raise ArgumentError("--print-completion needs shtab: pip install shtab") from None
+    parser: Any = build_parser(shows_all=True)
+    for one in parser._actions:
+        if one.type is Path or one.dest == "command":
+            one.complete = shtab.FILE
+    return shtab.complete(parser, shell)
+
+
 def _rows_of(table: str) -> Iterator[list[str]]:
     for row in table.strip().replace("\n    ", " ").splitlines():
         yield [cell.strip() for cell in row.split("|")]
@@ -267,6 +281,7 @@ def _rows_of(table: str) -> Iterator[list[str]]:
 _MORE: Mapping[str, Mapping[str, Any]] = {
     "-h": {"const": lambda _: HELP},
     "--help-all": {"const": lambda _: build_parser(shows_all=True).format_help()},
+    "--print-completion": {"action": _Print, "choices": ("bash", "zsh"), "const": _completion},
     # The version is read from the metadata of the package only when it is asked for.
     "-v": {"const": lambda _: f"hvdlite {hvdlite.__version__}"},
     "--grace": {"default": DEFAULT_GRACE},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -75,6 +76,36 @@ def test_help_is_one_screen_of_flags_and_examples_that_work(
     examples = re.findall(r"^  hvdlite-run (.*)", text, re.MULTILINE)
     parsed = [parser.parse_args(shlex.split(one, comments=True)) for one in examples]
     assert [one.command[0] for one in parsed] == ["python"] * 4
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("--repl", "--replace-gloo"),
+        ("--via s", "ssh srun"),
+        ("--fusion-", "--fusion-threshold --fusion-threshold-mb"),
+        ("-np 2 python tr", "train.py"),
+    ],
+)
+def test_bash_completes_flags_and_files(
+    typed: str, offered: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("shtab", reason="pip install shtab")
+    (tmp_path / "train.py").touch()
+    script = f"""{printed(capsys, "--print-completion", "bash")}
+        COMP_WORDS=(hvdlite-run {typed}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+        _shtab_hvdlite_run hvdlite-run "${{COMP_WORDS[COMP_CWORD]}}"; echo "${{COMPREPLY[*]}}"
+    """
+    done = subprocess.run(["bash"], input=script, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == (f"{offered}\n", "")
+    assert "hvdlite-run" in printed(capsys, "--print-completion", "zsh").splitlines()[0]
+
+
+def test_completion_without_shtab_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert "pip install shtab" in printed(capsys, "--print-completion", "zsh")
 
 
 def test_help_shows_knobs_with_real_defaults_and_horovods_names_only_where_asked(

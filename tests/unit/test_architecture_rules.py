@@ -58,7 +58,7 @@ PACKAGES = {
     "hvdlite/keras/keras2": {"keras", "tensorflow", "tf_keras"},
     "hvdlite/keras/on_tensorflow": {"keras", "numpy", "tensorflow"},
     "hvdlite/keras/on_torch": {"keras", "torch"},
-    "hvdlite/launch": {"cloudpickle", "yaml"},
+    "hvdlite/launch": {"cloudpickle", "shtab", "yaml"},
     "hvdlite/numpy": {"numpy"},
     "hvdlite/ray": {"ray"},
     "hvdlite/spark": {"pyarrow", "pyspark"},
