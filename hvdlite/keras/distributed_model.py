@@ -371,8 +371,8 @@ class _OnAllRanks:
                 found = f"{other[1]} batches, and rank 0 reads {everyone[0][1]}"
             raise ArgumentError(
                 f"{what}: rank {rank} reads {found}, but every rank is to read the same data, of "
-                "which it computes its rows; give shuffles the same seed on all ranks, by "
-                "keras.utils.set_random_seed, or where each rank has its own part write "
+                "which it computes its rows; make and shuffle them by the same seed on all ranks "
+                "(keras.utils.set_random_seed), or where each rank has its own part write "
                 'hvd.distribute(model, data="sharded")'
             )
 

@@ -117,7 +117,7 @@ def scale_gradient(gradient: Any, factor: float) -> Any:
 
 def checksum(array: Any) -> Any:
     """Add the words of an array; their order counts."""
-    words = torch.as_tensor(array, dtype=torch.float32).view(torch.int32).flatten()
+    words = keras.ops.convert_to_tensor(array, "float32").view(torch.int32).flatten()
     return words.cumsum(0, dtype=torch.int64).sum()
 
 
