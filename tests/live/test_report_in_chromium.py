@@ -55,7 +55,7 @@ def test_it_follows_the_job_where_its_reader_is(tab: Any, tmp_path: Path) -> Non
     make_report(run, None, tmp_path)
     tab.locator("#events", has_text="fusion_threshold is 32 MiB").wait_for(state="attached")
     where = "[scrollY, document.querySelector('.scroll').scrollTop]"
-    assert tab.evaluate(where) == [700, 300]
+    tab.wait_for_function(f"() => String({where}) === '700,300'")
     make_report(run, End(1, "rank 1 was killed by signal 9"), tmp_path)
     ended = "The job ended with status 1: rank 1 was killed by signal 9"
     tab.locator("#status", has_text=ended).wait_for()
