@@ -55,6 +55,7 @@ void add_phases(StepClock::Rank& sums, const StepClock::Rank& more) {
   sums.waiting += more.waiting;
   sums.communicating += more.communicating;
   sums.between += more.between;
+  sums.held_up += more.held_up;
 }
 
 double seconds_of(StepClock::Duration time) { return std::chrono::duration<double>(time).count(); }
@@ -140,6 +141,8 @@ void StepClock::add(const Burst& burst, const Burst& next) {
 void StepClock::add_lateness(const Burst& burst) {
   const std::size_t last = latest(burst.ranks);
   const Duration late = std::max(lag<&Arrival::last>(burst.ranks, last, others_), Duration());
+  const TimePoint second = *std::max_element(others_.begin(), others_.end());
+  step_.ranks[last].held_up += burst.ranks[last].last - second;
   const Duration at_first = lag<&Arrival::first>(burst.ranks, last, others_);
   const Duration in_between =
       burst.begins_step ? std::clamp(at_first, Duration(), late) : Duration();

@@ -336,7 +336,8 @@ py::object steps_of(const Live& live) {
   for (const StepClock::Rank& one : live.steps->ranks) {
     ranks.append(row_of(seconds_of(one.backward), seconds_of(one.waiting),
                         seconds_of(one.communicating), seconds_of(one.between), one.last,
-                        seconds_of(one.late_between), seconds_of(one.late_backward)));
+                        seconds_of(one.late_between), seconds_of(one.late_backward),
+                        seconds_of(one.held_up)));
   }
   return py::dict("count"_a = live.steps->steps, "seconds"_a = live.steps->seconds(),
                   "ranks"_a = ranks);

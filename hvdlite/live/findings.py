@@ -344,6 +344,27 @@ def _nothing(figures: Figures) -> Finding:
     )
 
 
+def what_if(figures: Figures) -> str:
+    """Say how fast a job would be without the rank that it waits for most, and without exchange.
+
+    What the other ranks compute is taken to last as long as now. Empty where too little is known.
+    """
+    if figures.steps < FEWEST_STEPS or len(figures.ranks) < max(2, figures.size):
+        return ""
+    exchange = _mean(figures, lambda rank: rank.communicating)
+    one = max(figures.ranks, key=lambda rank: rank.held_up)
+    # A rank that is left alone exchanges nothing.
+    without = figures.step - one.held_up - (exchange if figures.size == 2 else 0.0)
+    ratio, at_best = (figures.step / max(1e-9, step) for step in (without, figures.step - exchange))
+    told = all(rank.samples for rank in figures.ranks)
+    left = 1 - (one.samples / figures.samples if told else 1 / figures.size)
+    return (
+        f"What if? Without rank {one.rank}: {ratio:.2f} times as many steps a second, "
+        f"{ratio * left:.2f} times as many samples. With communication for nothing: "
+        f"{at_best:.2f} times as many of both."
+    )
+
+
 def _compute(rank: RankFigures) -> float:
     return rank.backward + rank.between
 

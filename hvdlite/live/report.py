@@ -23,6 +23,7 @@ from html import escape
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -39,6 +40,7 @@ from hvdlite.live.findings import (
     percent,
     straggler,
     time_text,
+    what_if,
 )
 from hvdlite.live.run import About, End, Figures, RankFigures, Run
 from hvdlite.live.sample import Event, Sample
@@ -52,9 +54,11 @@ _UNKNOWN = "an unknown host"
 _MOST_EVENTS = 200  # in the table; the JSON file has all
 _MOST_VALUES = 8  # columns for `hvd.observe` in the table of ranks
 PHASES = ("backward", "waiting", "communicating", "between")
-_MOST_POINTS = 120  # of the curve of the speed
+Curve = list[tuple[float, float]]  # times, in seconds of rank 0's clock, and values
+_MOST_POINTS = 120  # of a curve
 _WIDTH, _HEIGHT = 1000, 100  # the size of its drawing, in units of its own: it fits any width
 _VIEW = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none"'
+_APART = 0.2  # of its width, at least, lie between two labels of events
 _ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect "
     "width='16' height='16' rx='3' fill='%231f6fb2'/%3E%3Cpath d='M3 12V7m3.3 5V4m3.4 8V9m3.3 3V5' "
@@ -172,6 +176,7 @@ class Record:
     # rank has said anything.
     figures: Figures | None
     findings: list[Finding]  # empty without figures
+    what_if: str  # see `findings.what_if`
     events: list[Event]  # the last ones, the oldest first
     history: dict[int, list[Sample]]  # by rank, some hundreds of samples of the last epoch
     lost: int  # lines of the ranks that could not be read
@@ -185,9 +190,11 @@ class Record:
             figures = replace(
                 figures, ranks=tuple(replace(one, silent=0.0) for one in figures.ranks)
             )
-        findings = [] if figures is None else find(figures)
+        findings, supposed = ([], "") if figures is None else (find(figures), what_if(figures))
         events = sorted(run.events(), key=lambda event: event.time)
-        return cls(about, end, seconds, figures, findings, events, run.history(), run.lost)
+        return cls(
+            about, end, seconds, figures, findings, supposed, events, run.history(), run.lost
+        )
 
     @property
     def origin(self) -> float:
@@ -271,7 +278,7 @@ def page(record: Record, late: float = 0.0) -> str:
         *_headline(record),
         *_findings(record),
         *_ranks(record),
-        *_speed(record),
+        *_charts(record),
         *_events(record),
         *_command(record),
     ]
@@ -335,7 +342,8 @@ def _findings(record: Record) -> list[str]:
         f"<li><b>{escape(_sentence(finding.says))}</b> {escape(finding.remedy)}</li>"
         for finding in record.findings
     ]
-    return [*_section("What limits this job", "findings"), "<ol>", *items, "</ol></section>"]
+    section = _section("What limits this job", "findings")
+    return [*section, "<ol>", *items, "</ol>", f"<p>{escape(record.what_if)}</p></section>"]
 
 
 def _sentence(text: str) -> str:
@@ -415,46 +423,103 @@ def _bar(rank: RankFigures, columns: int) -> str:
     return f'<tr class="bar" aria-hidden="true"><td colspan="{columns}">{"".join(parts)}</td></tr>'
 
 
-def _speed(record: Record) -> list[str]:
-    """Draw the speed over time, and each event as a mark; nothing in the first seconds."""
-    points = speeds(record.history)
+def _charts(record: Record) -> list[str]:
+    """Draw the speed and the loss over time, from the first step on."""
+    loss = [
+        (sample.time, value)
+        for sample in record.history.get(0, [])
+        for name, value in sample.values.items()
+        if name == "loss" and math.isfinite(value)
+    ]
+    return [
+        *_chart(record, "Steps a second", speeds(record.history)),
+        *_chart(record, "Loss of rank 0", loss[:: -(len(loss) // _MOST_POINTS + 1)][::-1], "noise"),
+    ]
+
+
+def _chart(record: Record, title: str, points: Curve, kind: str = "") -> list[str]:
+    """Draw a curve, noise behind a smoothed one, and a mark for each event.
+
+    Nothing is drawn where the curve has no two points.
+    """
     if len(points) < 2:
         return []
-    said = [f"{number(rate)} at {clock(at - record.origin)}" for at, rate in points]
+    texts = [f"{number(value)} at {clock(at - record.origin)}" for at, value in points]
     begin, end = points[0][0], points[-1][0]
-    most = max(rate for _, rate in points) or 1.0
+    values = [value for _, value in points]
+    low, high = min(values) if kind else 0.0, _high(values)
 
-    def x(at: float) -> str:
-        return f"{_WIDTH * (at - begin) / (end - begin):.1f}"
+    def x(at: float) -> float:
+        return _WIDTH * (at - begin) / (end - begin)
 
-    marks = [event.time for event in record.events if begin <= event.time <= end]
-    line = " ".join(f"{x(at)},{_HEIGHT * (1 - rate / most):.1f}" for at, rate in points)
-    now = said[-1] + ' <i class="key event"></i>event' * bool(marks)
+    def curve(values: Sequence[float], kind: str) -> str:
+        at = zip(points, values, strict=True)
+        y = (
+            f"{x(t):.1f},{_HEIGHT * max(0, high - v) / ((high - low) or 1):.1f}" for (t, _), v in at
+        )
+        return f'<polyline class="{kind}" points="{" ".join(y)}"/>'
+
+    events = [event for event in record.events if begin <= event.time <= end]
+    most = f"at most {texts[values.index(max(values))]}; " if max(values) > high else ""
     return [
         '<figure class="box"><figcaption>',
-        f'<b>Steps a second</b> <span class="small">{now}</span></figcaption>',
-        '<div class="plot"><div class="scale">',
-        *(f"<span>{text}</span>" for text in (number(most), number(most / 2), "0")),
-        f'</div><svg role="img" aria-label="Steps a second, over time" {_VIEW}>',
+        f'<b>{title}</b> <span class="small">{most}{texts[-1]}</span></figcaption>',
+        '<div class="plot">',
+        *_labels([(x(event.time) / _WIDTH, event.kind) for event in events]),
+        '<div class="scale">',
+        *(f"<span>{number(at)}</span>" for at in (high, (high + low) / 2, low)),
+        f'</div><svg role="img" aria-label="{title}, over time" {_VIEW}>',
         *(f'<path class="grid" d="M0 {y}H{_WIDTH}"/>' for y in (0, _HEIGHT / 2, _HEIGHT)),
-        f'<polyline points="{line}"/>',
-        *(f'<path class="event" d="M{x(at)} 0V{_HEIGHT}"/>' for at in marks),
+        curve(values, kind),
+        curve(_smooth([min(value, high) for value in values]), "") if kind else "",
+        *(f'<path class="event" d="M{x(event.time):.1f} 0V{_HEIGHT}"/>' for event in events),
         *(  # What a pointer is above tells its value.
-            f'<path class="at" d="M{x(a)} 0H{x(b)}V{_HEIGHT}H{x(a)}Z"><title>{text}</title></path>'
-            for ((a, _), (b, _)), text in zip(pairwise(points), said[1:], strict=True)
+            f'<path class="at" d="M{x(a):.1f} 0H{x(b):.1f}V{_HEIGHT}H{x(a):.1f}Z">'
+            f"<title>{text}</title></path>"
+            for ((a, _), (b, _)), text in zip(pairwise(points), texts[1:], strict=True)
         ),
         f'</svg><div class="below"><span>{clock(begin - record.origin)}</span>',
         f"<span>{clock(end - record.origin)}</span></div></div></figure>",
     ]
 
 
-def speeds(history: Mapping[int, Sequence[Sample]]) -> list[tuple[float, float]]:
+def _high(values: Sequence[float]) -> float:
+    """Return the top of an axis, which a few spikes do not raise: they are cut off."""
+    usual = sorted(values)[int(0.9 * (len(values) - 1))]
+    most = max(values)
+    return (min(most, 1.5 * usual) if usual > 0 and len(values) > 3 else most) or 1.0
+
+
+def _smooth(values: Sequence[float]) -> list[float]:
+    """Return means over a tenth of the curve, or of what there is at its ends."""
+    by = -(-len(values) // 20)
+    return [fmean(values[max(0, i - by) : i + by + 1]) for i in range(len(values))]
+
+
+def _labels(marks: Sequence[tuple[float, str]]) -> list[str]:
+    """Return words above marks, of which each has a place from 0 to 1; near ones share a label."""
+    groups: list[tuple[float, list[str]]] = []
+    for at, kind in sorted(marks):
+        if not groups or at - groups[-1][0] > _APART:
+            groups.append((at, []))
+        groups[-1][1].append(kind)
+    spans = []
+    for at, kinds in groups:
+        text = (kinds[0] if len({*kinds}) == 1 else "events") + f" ({len(kinds)})" * (
+            len(kinds) > 1
+        )
+        side = f"left:{100 * at:.1f}%" if at < 0.75 else f"right:{100 - 100 * at:.1f}%"
+        spans.append(f'<span style="{side}">{escape(text)}</span>')
+    return ['<div class="labels">', *spans, "</div>"] if spans else []
+
+
+def speeds(history: Mapping[int, Sequence[Sample]]) -> Curve:
     """Return the steps a second that `Run.history()` tells, in at most `_MOST_POINTS` intervals.
 
-    Each has its end, in seconds of rank 0's clock, and its speed.
+    The first one begins where the first steps are known. Each has its end, and its speed.
     """
     told = next((samples for samples in history.values() if samples[-1].steps is not None), [])
-    points = [(one.time, one.steps.count if one.steps is not None else 0) for one in told]
+    points = [(one.time, one.steps.count) for one in told if one.steps and one.steps.count]
     apart = max(1, -(-(len(points) - 1) // _MOST_POINTS))
     kept = points[::-1][::apart][::-1]  # The newest one stays.
     return [

@@ -226,7 +226,7 @@ def _means(sums: Steps, rank: int) -> RankSteps:
     return replace(mean, late_between=late_between, late_backward=late_backward)
 
 
-_NO_STEPS = RankSteps(0, 0, 0, 0, 0, 0, 0)
+_NO_STEPS = RankSteps(0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def _rank_figures(span: _Span, phases: RankSteps, silence: float, step: float) -> RankFigures:

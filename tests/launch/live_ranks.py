@@ -16,8 +16,8 @@ from hvdlite.live.sample import RankSteps, Sample, Steps
 rank, size = int(os.environ["HVDLITE_RANK"]), int(os.environ["HVDLITE_SIZE"])
 began, n = time.monotonic(), 0
 def report(n, **more):
-    late = RankSteps(.3 * n, 0, .06 * n, .15 * n, n, .09 * n, 0)
-    other = RankSteps(.3 * n, .09 * n, .06 * n, .06 * n, 0, 0, 0)
+    late = RankSteps(.3 * n, 0, .06 * n, .15 * n, n, .09 * n, 0, .09 * n)
+    other = RankSteps(.3 * n, .09 * n, .06 * n, .06 * n, 0, 0, 0, 0)
     rows = tuple(late if r == 1 else other for r in range(size))
     steps = Steps(n, .51 * n, rows) if rank == 0 else None
     now, host = time.monotonic(), os.environ["HVDLITE_HOSTNAME"]

@@ -15,7 +15,7 @@ from launcher import run_launcher
 # Steps with two gradients. `before` and `inside` are what a rank does before the first one, and
 # between both.
 TRAINING = """
-import ctypes, hashlib, os, sys, threading, time
+import ctypes, hashlib, itertools, os, sys, threading, time
 from hvdlite import _core, basics
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 basics.init()
@@ -74,6 +74,18 @@ def test_a_late_rank_is_the_first_finding(tmp_path: Path) -> None:
     assert (first["rule"], first["rank"]) == ("straggler", 1), said["findings"]
     assert " late in data or forward;" in first["says"]
     assert said["figures"]["total_steps"] == 58  # What follows the last ones is not known.
+
+
+def test_what_if_is_what_a_job_without_the_rank_does(tmp_path: Path) -> None:
+    """Rank 1 holds the others up in every other step."""
+    body = "times = itertools.cycle({}[basics.rank()])\ntrain(40, lambda: time.sleep(next(times)))"
+    first, late, last = (0.08,), (0.14, 0.06), (0.10,)
+    said = run_training(3, body.format((first, late, last)), tmp_path / "with.html")
+    without = run_training(2, body.format((first, last)), tmp_path / "without.html")
+    supposed = re.match(r"What if\? Without rank 1: ([\d.]+) times", said["what_if"])
+    assert supposed is not None, said["what_if"]
+    ratio = said["figures"]["step"] / without["figures"]["step"]
+    assert 0.9 * ratio < float(supposed[1]) < 1.1 * ratio
 
 
 def test_a_killed_rank_leaves_a_report(tmp_path: Path) -> None:

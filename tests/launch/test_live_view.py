@@ -44,7 +44,7 @@ class Kept:
 
 
 def sample(rank: int = 0, **more: object) -> Sample:
-    steps = Steps(3, 0.3, (RankSteps(0, 0, 0, 0, 0, 0, 0),) * 2)
+    steps = Steps(3, 0.3, (RankSteps(0, 0, 0, 0, 0, 0, 0, 0),) * 2)
     return Sample(rank, 2, 0, "h", 1, 5.0, 1.0, {}, steps=steps, **more)  # type: ignore[arg-type]
 
 

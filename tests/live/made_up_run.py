@@ -43,7 +43,7 @@ def make_sample(
     if late_rank >= 0:
         before = late - in_backward
         times = (0.04 + in_backward, 0.0, 0.01, 0.05 - in_backward)
-        rows[late_rank] = _steps(count, *times, 1.0, before, in_backward)
+        rows[late_rank] = _steps(count, *times, 1.0, before, in_backward, late)
     return Sample(
         rank=rank,
         size=size,
@@ -67,7 +67,7 @@ def make_sample(
 def _steps(count: int, *each: float) -> RankSteps:
     """Sum what each step has."""
     sums = [round(count * one, 6) for one in each]
-    return RankSteps(*sums, *[0.0] * (7 - len(sums)))
+    return RankSteps(*sums, *[0.0] * (8 - len(sums)))
 
 
 def make_run(seconds: int = 30, size: int = 2, more: Any = None, **how: Any) -> Run:

@@ -6,6 +6,7 @@ import math
 import re
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +98,15 @@ def test_it_fits_its_window_and_can_be_read(
 ) -> None:
     stalls = (Stall("x" * 200, 1, (0,), (1,)),)
     run = make_run(30, 4, {"stalled": stalls}, host="a-rather-long-name-of-a-host.cluster.example")
-    run.note(Event(BEGAN, "stall", 2, "x" * 200, "x" * 200))
+    for second in (2, 20, 21, 29):
+        run.note(Event(BEGAN + second, "stall", 2, "x" * 200, "x" * 200))
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page.goto(make_report(run, None, tmp_path))
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    labels = page.locator("figure").first.locator(".labels span")
+    assert labels.all_inner_texts() == ["stall", "stall (2)", "stall"]
+    boxes = [label.bounding_box() for label in labels.all()]
+    assert all(a["x"] + a["width"] < b["x"] for a, b in pairwise(boxes)), "labels overlap"
     assert page.evaluate(CONTRAST) == [], "text that is hard to read"
     sizes = "(all) => all.map((one) => parseFloat(getComputedStyle(one).fontSize))"
     assert min(page.locator("body :not(script):not(rect)").evaluate_all(sizes)) >= 11

@@ -105,6 +105,8 @@ TEST(step_clock_names_a_rank_that_is_late_before_its_first_gradient) {
     CHECK_EQ(report.ranks[1].last, 10U);
     CHECK(report.ranks[1].late_between == 300ms);
     CHECK(report.ranks[1].late_backward == 0ms);
+    CHECK(report.ranks[1].held_up == 300ms);
+    CHECK(report.ranks[0].held_up == 0ms);
     CHECK(report.ranks[1].waiting == 0ms);
     CHECK(report.ranks[0].waiting == 300ms);
     CHECK(report.ranks[0].backward == 200ms);

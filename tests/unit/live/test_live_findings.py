@@ -28,6 +28,7 @@ def make_rank(rank: int, **fields: object) -> RankFigures:
         last=0.5,
         late_between=0.0,
         late_backward=0.0,
+        held_up=0.0,
         cpu=0.98,
         rss=1 << 30,
         switches=5.0,
@@ -72,8 +73,21 @@ def late_job(waiting: float = 0.02, last: float = 0.9, **late: object) -> Figure
     return make_figures(
         make_rank(0, waiting=waiting, last=(1 - last) / 2),
         make_rank(1, waiting=waiting, last=(1 - last) / 2),
-        make_rank(2, last=last, host="node2", **{"late_between": waiting, **late}),
+        make_rank(2, last=last, host="node2", held_up=waiting, **{"late_between": waiting, **late}),
     )
+
+
+def test_what_if_says_what_a_rank_and_the_exchange_cost() -> None:
+    three = "1.25 times as many steps a second, 0.83 times as many samples."
+    nothing = "With communication for nothing: 1.05 times as many of both."
+    assert rules.what_if(late_job()) == f"What if? Without rank 2: {three} {nothing}"
+    slow = late_job()
+    ranks = [replace(one, samples=100.0 * (3 - one.rank)) for one in slow.ranks]
+    told = replace(slow, ranks=tuple(ranks), samples=600.0)
+    assert "Without rank 2: 1.25 times as many steps a second, 1.04 times" in rules.what_if(told)
+    two = make_figures(make_rank(0, waiting=0.02), make_rank(1, held_up=0.02))
+    assert "Without rank 1: 1.33 times as many steps a second, 0.67 times" in rules.what_if(two)
+    assert rules.what_if(replace(slow, size=4)) == rules.what_if(make_figures(make_rank(0))) == ""
 
 
 def test_nothing_limits_a_job_whose_ranks_compute() -> None:

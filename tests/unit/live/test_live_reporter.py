@@ -40,7 +40,7 @@ class FakeEngine:
             "began": 0.5,
             "counters": {"bytes": 10 * self.calls},
             "events": [[1.0, "stall", 1, "x", "x waits"]],
-            "steps": {"count": self.calls, "seconds": 1.0, "ranks": [[0.1] * 7] * self._size},
+            "steps": {"count": self.calls, "seconds": 1.0, "ranks": [[0.1] * 8] * self._size},
             "stalled": [["x", 2.0, [0], [1]]],
         }
 
