@@ -21,11 +21,15 @@ CSRC := $(shell find csrc)
 CPP_TESTS := $(shell find tests/cpp tests/fakes)
 CPP_FILES := $(shell find csrc tests/cpp tests/fakes -name '*.h' -o -name '*.cc' -o -name '*.inc')
 
+# A rank of the demos has one thread, alone or not, as if each core were a device.
+ONE_THREAD := OMP_NUM_THREADS=1 TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1 TF_CPP_MIN_LOG_LEVEL=2
+KERAS_DEMO := --width 4 --epochs 10
+
 .PHONY: help demo demo-keras demo-elastic style test test-rest test-all run-cpp run-quick run-clusters run-long \
         test-tf-versions lint tidy sanitize tsan asan bench soak docs docs-site ptx wheel install dev clean
 
 help:
-	@echo 'make demo              train on handwritten digits with two ranks'
+	@echo 'make demo              train on handwritten digits with one rank, then with two'
 	@echo 'make demo-keras        the same with Keras on TensorFlow'
 	@echo 'make demo-elastic      the first one while ranks are killed and join'
 	@echo 'make test              the quick tests: all of C++, and Python without what takes long'
@@ -45,10 +49,16 @@ help:
 
 demo: $(DONE)/core $(DONE)/demo
 	mkdir -p demo-output
-	$(IN_VENV) hvdlite-run --report demo-output/report.html -np 2 python examples/torch_digits.py --compare
+	$(IN_VENV) $(ONE_THREAD) python examples/torch_digits.py
+	$(IN_VENV) $(ONE_THREAD) hvdlite-run --report demo-output/report.html -np 2 python examples/torch_digits.py
+	@echo
+	@echo 'demo-output/loss.png     two ranks learn what one learns; how well, and how fast'
+	@echo 'demo-output/report.html  where the time of each rank went; open it in a browser'
+	@echo 'examples/torch_digits.py the script: look for the lines with hvd'
 
 demo-keras: $(DONE)/core $(DONE)/demo-keras
-	$(IN_VENV) hvdlite-run -np 2 python examples/keras_digits.py --compare --width 4 --epochs 10
+	$(IN_VENV) $(ONE_THREAD) python examples/keras_digits.py $(KERAS_DEMO)
+	$(IN_VENV) $(ONE_THREAD) hvdlite-run -np 2 python examples/keras_digits.py $(KERAS_DEMO)
 
 demo-elastic: $(DONE)/core $(DONE)/demo
 	$(IN_VENV) python examples/elastic_demo.py

@@ -6,13 +6,14 @@ The global batch is the same on any number of ranks, and so is the loss.
 """
 
 import argparse
+import time
 from collections.abc import Callable
 
 import keras
 import numpy as np
 import tensorflow as tf
+from results import Result, sentence  # beside this file
 from sklearn.datasets import load_digits
-from speed import Stopwatch, report  # beside this file
 
 import hvdlite.tensorflow as hvd
 
@@ -60,8 +61,8 @@ def make_step(
     return step
 
 
-def train(model: keras.Model, epochs: int) -> float:
-    """Train on this rank's share of each global batch; return the samples per second of all."""
+def train(model: keras.Model, epochs: int) -> list[float]:
+    """Train on this rank's share of each global batch; return the seconds that each epoch took."""
     images, labels = (part[TEST_IMAGES:] for part in load())
     steps_per_epoch = -(-len(images) // GLOBAL_BATCH)
     rate = keras.optimizers.schedules.CosineDecay(4e-3, epochs * steps_per_epoch)
@@ -70,8 +71,9 @@ def train(model: keras.Model, epochs: int) -> float:
     hvd.broadcast_variables(model.weights, root_rank=0)
     hvd.broadcast_variables(optimizer.variables, root_rank=0)
     step = make_step(model, optimizer)
-    watch = Stopwatch()
+    seconds = []
     for epoch in range(epochs):
+        began = time.perf_counter()
         shuffled = np.random.default_rng(epoch).permutation(len(images))
         losses = []
         for begin in range(0, len(shuffled), GLOBAL_BATCH):
@@ -79,8 +81,8 @@ def train(model: keras.Model, epochs: int) -> float:
             losses.append(step(images[mine], labels[mine]))
         if hvd.rank() == 0:
             print(f"epoch {epoch + 1}: loss {np.mean(losses):.4f}", flush=True)
-        watch.end(len(images))
-    return watch.rate()
+        seconds.append(time.perf_counter() - began)
+    return seconds
 
 
 def accuracy(model: keras.Model) -> float:
@@ -95,7 +97,7 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     hvd.init()
     model = make_model()
-    rate = train(model, arguments.epochs)
+    seconds = train(model, arguments.epochs)
     if hvd.rank() == 0:
-        print(f"test accuracy {accuracy(model):.1%}")
-        print(report(rate, hvd.size(), hvd.local_size()))
+        result = Result(hvd.size(), [], seconds, accuracy(model))
+        print(sentence(result, [result]))

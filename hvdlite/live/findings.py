@@ -280,22 +280,24 @@ def _preempted(figures: Figures) -> Iterator[Finding]:
         if not hit:
             continue
         worst = max(hit, key=lambda rank: rank.switches)
-        cores, threads = worst.cores, sum(rank.threads for rank in here)
-        are, get = ("is", "gets") if len(hit) == 1 else ("are", "get as little as")
+        cores = worst.cores
+        get = "gets" if len(hit) == 1 else "get as little as"
         says = (
-            f"{names([rank.rank for rank in hit])} on {host} {are} preempted up to "
-            f"{worst.switches:.0f} times a second and {get} "
-            f"{percent(min(rank.cpu for rank in hit))} of a core: {count_text(len(here), 'rank')} "
-            f"there with {count_text(threads, 'thread')} in all share {count_text(cores, 'core')}"
+            f"{names([rank.rank for rank in hit])} {get} {percent(min(rank.cpu for rank in hit))} "
+            f"of a core, preempted up to {worst.switches:.0f} times a second"
         )
         if _is_crowded(figures, host):
+            threads = count_text(sum(rank.threads for rank in here), "thread")
+            ranks = count_text(len(here), "rank")
+            says = f"{ranks} with {threads} share {count_text(cores, 'core')} of {host}: {says}"
             remedy = f"Set OMP_NUM_THREADS={max(1, cores // len(here))}" + (
                 f", and start at most {count_text(cores, 'rank')} on that host."
                 if len(here) > cores
                 else "."
             )
         else:
-            remedy = "Other programs use these cores: see with top what runs there, and move it."
+            says = f"other programs use the cores of {host}, too: {says}"
+            remedy = "See with top what runs there, and move it; or leave cores free for it."
         yield Finding("preempted", says, remedy, worst.rank)
 
 

@@ -191,8 +191,8 @@ def test_too_many_threads_are_preempted_by_each_other() -> None:
     first, second = find(make_figures(*ranks))
     assert (first.rule, second.rule) == ("preempted", "noise")
     assert first.says == (
-        "ranks 0, 1, 2 and 3 on node1 are preempted up to 403 times a second and get as little as "
-        "49 % of a core: 4 ranks there with 24 threads in all share 2 cores"
+        "4 ranks with 24 threads share 2 cores of node1: ranks 0, 1, 2 and 3 get as little as 49 % "
+        "of a core, preempted up to 403 times a second"
     )
     assert first.remedy == "Set OMP_NUM_THREADS=1, and start at most 2 ranks on that host."
 
@@ -201,8 +201,8 @@ def test_a_rank_whose_cores_others_use_is_told_so() -> None:
     figures = make_figures(make_rank(0), make_rank(1, cpu=0.4, switches=300))
     finding = find(figures)[0]
     assert finding.rule == "preempted"
-    assert finding.says.startswith("rank 1 on node1 is preempted up to 300 times a second and gets")
-    assert finding.remedy.startswith("Other programs")
+    assert finding.says.startswith("other programs use the cores of node1, too: rank 1 gets 40 %")
+    assert finding.remedy.startswith("See with top")
 
 
 def test_silence_and_stalls_come_first() -> None:
