@@ -31,7 +31,6 @@ def save(session, folder, ranks):
     return test_images.tolist(), test_digits.tolist()
 
 
-# recipe: begin
 def read_share(folder, columns):
     """Read this rank's share of a folder of Parquet files: every size-th file."""
     import pyarrow.dataset
@@ -52,9 +51,6 @@ def steps_of_all(batches):
     import hvdlite.torch as hvd
 
     return int(hvd.allreduce(torch.tensor(batches), op=hvd.Min, name="steps"))
-
-
-# recipe: end
 
 
 def train(folder, test):

@@ -1,4 +1,4 @@
-"""The example of Spark trains to 97 %, and docs/spark.md shows its recipe for Parquet files."""
+"""The example of Spark trains to 97 %."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 from clusters import spark_sessions
 from harness import base_environment
 
 pytestmark = spark_sessions.MARKS
-ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "spark_digits.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "spark_digits.py"
 
 
 def test_digits_of_a_data_frame_are_learnt_on_two_ranks(tmp_path: Path) -> None:
@@ -34,8 +32,3 @@ def test_digits_of_a_data_frame_are_learnt_on_two_ranks(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = re.search(r"test accuracy ([\d.]+)%, the same on all 2 ranks", done.stdout)
     assert found is not None and float(found[1]) >= 97.0, done.stdout + done.stderr
-
-
-def test_page_shows_the_recipe_that_the_example_uses() -> None:
-    recipe = EXAMPLE.read_text().split("# recipe: begin\n")[1].split("\n\n# recipe: end")[0]
-    assert f"```python\n{textwrap.dedent(recipe)}```" in (ROOT / "docs" / "spark.md").read_text()
