@@ -269,12 +269,7 @@ def test_pods_of_a_train_job_start_in_node_mode(two_hosts: Bed, tmp_path: Path) 
     assert run_pods(two_hosts, names, host, trainer["command"], trainer["env"], *more) == FOUR
 
 
-def test_page_shows_what_is_printed() -> None:
-    """Each manifest of docs/kubernetes.md is the output of the command before it."""
-    shown = re.findall(
-        r"```\nhvdlite-run (.*?)\n```\n+```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL
-    )
-    assert shown
-    for flags, text in shown:
-        printed = run_launcher(*flags.split())
-        assert printed.stdout == text, printed.stderr
+def test_command_of_the_page_prints_a_job_set() -> None:
+    (flags,) = re.findall(r"^hvdlite-run (.*) > train.yaml$", PAGE.read_text(), re.MULTILINE)
+    request = EmitRequest(["python", "train.py"], 8, 4, image="example/train:1")
+    assert run_launcher(*flags.split()).stdout == emit("jobset", request)

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md explains every class of error."""
+"""docs/api/errors.md explains every class of error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from hvdlite import errors
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "troubleshooting.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "api" / "errors.md"
 
 
 @pytest.mark.parametrize(
@@ -17,4 +17,4 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "troubleshooting.md"
     [name for name, value in vars(errors).items() if inspect.isclass(value) and name[0] != "_"],
 )
 def test_every_error_class_is_explained(name: str) -> None:
-    assert f"`{name}`" in PAGE.read_text(encoding="utf-8")
+    assert f"### hvd.{name}\n" in PAGE.read_text(encoding="utf-8")
