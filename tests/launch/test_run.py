@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -17,6 +19,8 @@ import hvdlite
 from harness import base_environment, package_path
 from hvdlite.errors import ArgumentError, RankFailedError
 from patience import HANG, wait_until
+
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 
 
 @pytest.fixture(autouse=True)
@@ -212,6 +216,31 @@ def test_function_of_a_notebook() -> None:
         check=False,
     )
     assert done.stdout == "[(0, 0.5), (1, 0.5)]\nhandled\n", done.stderr
+
+
+@pytest.mark.long
+def test_notebook_of_the_examples_trains_and_shows_its_loss(tmp_path: Path) -> None:
+    from jupyter_client.manager import start_new_kernel
+
+    book = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    shown: list[dict[str, Any]] = []  # what the cells print and draw
+    kernels, kernel = start_new_kernel(cwd=str(tmp_path))
+    try:
+        for cell in book["cells"]:
+            if cell["cell_type"] == "code":
+                reply = kernel.execute_interactive(
+                    "".join(cell["source"]),
+                    timeout=HANG,
+                    output_hook=lambda message: shown.append(message["content"]),
+                )
+                assert reply["content"]["status"] == "ok", reply["content"]
+    finally:
+        kernel.stop_channels()
+        kernels.shutdown_kernel(now=True)
+    assert any("image/png" in one.get("data", {}) for one in shown)
+    printed = "".join(one.get("text", "") for one in shown)
+    [(loss, right)] = re.findall(r"^loss (\d\.\d+), (\d+)% of new images", printed, re.MULTILINE)
+    assert float(loss) < 0.5 and int(right) > 85, printed
 
 
 def test_ctrl_c_ends_the_ranks() -> None:
