@@ -31,8 +31,7 @@ def _knobs(expert: bool) -> Iterator[str]:
         if (knob["name"] in EXPERT) == expert:
             unit = knob["unit"] if knob["default"] else ""
             default = f"{_quoted(knob['default'])} {unit}".strip()
-            meaning = knob["help"] + (f" ({_quoted(knob['horovod'])})" if knob["horovod"] else "")
-            yield f"| {_quoted(knob['environment'])} | {default} | {meaning} |\n"
+            yield f"| {_quoted(knob['environment'])} | {default} | {knob['help']} |\n"
 
 
 def _options() -> Iterator[str]:

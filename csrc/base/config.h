@@ -21,23 +21,21 @@
   X(std::int64_t, fusion_threshold, 64 << 20, between(0, std::int64_t{1} << 40), "bytes",          \
     "HOROVOD_FUSION_THRESHOLD", "Largest batch of small tensors that travels as one all-reduce")   \
   X(std::int64_t, cache_capacity, 4096, between(0, 1 << 24), "tensors", "HOROVOD_CACHE_CAPACITY",  \
-    "Tensors whose negotiation is remembered; 0 switches the cache off")                           \
+    "Tensors whose negotiation is remembered; 0: none")                                            \
   X(double, stall_warning, 10.0, std::nullopt, "seconds", "HOROVOD_STALL_CHECK_TIME_SECONDS",      \
-    "Warn when a tensor has waited this long for some rank; 0 switches the warning off")           \
+    "Warn when a tensor has waited this long for some rank")                                       \
   X(double, stall_shutdown, 600.0, std::nullopt, "seconds", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", \
-    "Fail the job when a tensor has waited this long for some rank; 0 means never; where it is "   \
-    "not set, a shorter `HVDLITE_COLLECTIVE_TIMEOUT` that is set counts")                          \
+    "Fail when a tensor has waited this long for some rank; where it is not set, a shorter "       \
+    "`HVDLITE_COLLECTIVE_TIMEOUT` that is set counts")                                             \
   X(double, deadlock_grace, 1.0, std::nullopt, "seconds", "",                                      \
-    "Fail operations when their ranks have provably waited for each other for this long; 0 "       \
-    "switches the proof off")                                                                      \
+    "Fail when ranks have provably waited for each other for this long")                           \
   X(double, collective_timeout, 300.0, std::nullopt, "seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS",    \
-    "Fail when a peer makes no progress for this long inside a collective that has begun, or, "    \
-    "unless `HVDLITE_STALL_SHUTDOWN` is set, has not called it; 0 means never")                    \
+    "Fail when a peer makes no progress for this long inside a collective, or, unless "            \
+    "`HVDLITE_STALL_SHUTDOWN` is set, has not called it")                                          \
   X(double, peer_timeout, 60.0, std::nullopt, "seconds", "",                                       \
-    "Fail when a rank of another host has not answered for this long, even an idle one; 0 means "  \
-    "never")                                                                                       \
+    "Fail when a rank of another host, even an idle one, has not answered for this long")          \
   X(double, shutdown_timeout, 2.0, std::nullopt, "seconds", "",                                    \
-    "Longest time that shutdown waits for collectives in flight; 0 means that it never gives up")  \
+    "Longest time that shutdown waits for collectives in flight; 0: no limit")                     \
   X(std::int64_t, spin_us, -1, between(-1, 60'000'000), "microseconds", "",                        \
     "Time that a wait spins before it sleeps; -1 chooses by cores and local ranks")                \
   X(std::int64_t, shm_chunk, 256 << 10, between(64, 1 << 30), "bytes", "",                         \
@@ -50,43 +48,38 @@
   X(std::int64_t, tcp_chunk, 4 << 20, between(64, 1 << 30), "bytes", "",                           \
     "Chunk of the pipeline when the ranks span several hosts")                                     \
   X(std::int64_t, autotune, 0, between(0, 1), "", "HOROVOD_AUTOTUNE",                              \
-    "1 searches faster values of the fusion threshold and the chunks while training runs")         \
+    "1 searches faster values of the fusion threshold and the chunks")                             \
   X(std::string, autotune_log, "", std::nullopt, "path", "HOROVOD_AUTOTUNE_LOG",                   \
-    "File of JSON lines to which rank 0 writes what autotune measures; empty for none")            \
+    "File to which rank 0 writes what autotune measures, as lines of JSON")                        \
   X(std::int64_t, autotune_warmup_samples, 3, between(0, 1'000'000), "samples",                    \
     "HOROVOD_AUTOTUNE_WARMUP_SAMPLES", "Samples that autotune throws away at the start")           \
   X(std::int64_t, autotune_steps_per_sample, 10, between(1, 1'000'000), "steps",                   \
-    "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",                                                           \
-    "Fewest training steps that autotune takes a sample over")                                     \
+    "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", "Fewest training steps of a sample of autotune")          \
   X(std::int64_t, autotune_trials, 20, between(0, 1'000'000), "settings",                          \
-    "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",                                                      \
-    "Most settings that autotune tries before it decides")                                         \
+    "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", "Most settings that autotune tries")                 \
   X(std::string, timeline, "", std::nullopt, "path", "HOROVOD_TIMELINE",                           \
-    "File that a timeline of all ranks is written to, from hvd.init() to the end; empty for none") \
+    "File to which a timeline of all ranks is written, from hvd.init() to the end")                \
   X(std::int64_t, timeline_mark_cycles, 0, between(0, 1), "", "HOROVOD_TIMELINE_MARK_CYCLES",      \
-    "1 also marks the beginning of each of the engine's rounds in the timeline")                   \
+    "1 also marks the engine's rounds in the timeline")                                            \
   X(std::string, nccl_library, "", std::nullopt, "path", "",                                       \
-    "libnccl.so.2 to use where the framework has loaded none; when empty, hvdlite looks in "       \
-    "wheels and in the system")                                                                    \
+    "libnccl.so.2 to use where the framework has loaded none; by default that of wheels or the "   \
+    "system")                                                                                      \
   X(std::string, cuda_library, "", std::nullopt, "path", "",                                       \
-    "libcuda.so.1 to use; empty leaves the choice to the system's loader")                         \
+    "libcuda.so.1 to use; by default the system's")                                                \
   X(std::int64_t, require_nccl, 0, between(0, 1), "", "",                                          \
     "1 makes GPU tensors fail where NCCL cannot be used, instead of passing through the host")     \
   X(std::int64_t, tensorflow_gpu, 1, between(0, 1), "", "",                                        \
-    "0 makes TensorFlow copy tensors of GPUs to the host, instead of sending them from the GPU")   \
+    "0 makes TensorFlow copy tensors of GPUs to the host")                                         \
   X(std::int64_t, average_over_joined, 0, between(0, 1), "", "",                                   \
-    "1 divides an average by all ranks while some have joined, as Horovod does; 0 divides by the " \
-    "ranks that have not joined")                                                                  \
+    "1 divides an average by all ranks while some have joined, as Horovod does")                   \
   X(std::int64_t, check_finite, 0, between(0, 2), "", "",                                          \
-    "1 ends the job when a rank computes a gradient with a NaN or an infinity, and names the "     \
-    "rank, the gradient and the step; 2 warns and goes on, as with a loss scale, under which "     \
-    "infinities are normal")                                                                       \
+    "1 ends the job when a gradient has a NaN or an infinity, and names the rank, the gradient "   \
+    "and the step; 2 warns and goes on, as with a loss scale")                                     \
   X(std::int64_t, check_replicas, 0, between(0, 1'000'000'000), "steps", "",                       \
     "Compare the bits of the trained parameters of all ranks once in so many steps, and fail "     \
-    "where they differ; 0 never")                                                                  \
+    "where they differ")                                                                           \
   X(double, lateness_interval, 60.0, std::nullopt, "seconds", "",                                  \
-    "Shortest time between two lines of rank 0 about a rank that is late in most steps; 0 writes " \
-    "none")                                                                                        \
+    "Shortest time between two lines about a rank that is late in most steps; 0: no lines")        \
   X(std::string, log_level, "warning", std::nullopt, "", "HOROVOD_LOG_LEVEL",                      \
     "Least severe message that is printed: trace, debug, info, warning, error or fatal")
 

@@ -98,82 +98,67 @@ _TABLE = f"""
 --print-completion | str | | print a script that completes options in this shell, and exit
 -np --num-proc --np | int | N | number of ranks
 --nproc-per-node --nproc_per_node | int | N | number of ranks on each host, instead of -np and slots
--m --module | switch | | the command is a module and its arguments: run `python -m` with this Python
+-m --module | switch | | the command is a Python module and its arguments
 -v --version | print | | show program's version number and exit
---doctor -cb --check-build | switch | | say what works on this machine (and those of -H), and why
-    the rest does not
---compat | switch | | let `import horovod` find hvdlite, for scripts written for Horovod
---replace-gloo | switch | | the backend gloo of torch.distributed is hvdlite, for programs that name
-    gloo, or no backend
+--doctor -cb --check-build | switch | | say what works here (and on the hosts of -H), and why the
+    rest does not
+--compat | switch | | let `import horovod` find hvdlite
+--replace-gloo | switch | | let torch.distributed use hvdlite in place of gloo
 --verbose | switch | | say what is started
 --start-timeout | amount | SECONDS | how long hvd.init() waits for all ranks, and ssh for a host;
     0: without a limit
---grace | amount | SECONDS | how long the ranks have to save something after Ctrl-C or SIGTERM
-    before they are killed; 0: at once (default: {DEFAULT_GRACE:g})
+--grace | amount | SECONDS | how long after Ctrl-C or SIGTERM the ranks are killed (default:
+    {DEFAULT_GRACE:g})
 --config-file | Path | FILE | read options from this YAML file, by their long names
---independent | switch | | the ranks need nothing from each other: it is not an error if none
-    of them calls hvd.init()
+--independent | switch | | it is not an error if no rank calls hvd.init()
 = several hosts
 -H --hosts | str | HOST:SLOTS,... | where to run; -np fills them in order
--hostfile --hostfile | Path | FILE | the same from a file, with lines such as HOST:N or
-    HOST slots=N
+-hostfile --hostfile | Path | FILE | the same from a file, with lines HOST:N or HOST slots=N
 --via | str | | how to reach the hosts; with srun they are those of the Slurm allocation
 -p --ssh-port | port | PORT | port of sshd on the other hosts
 -i --ssh-identity-file | Path | FILE | private key for ssh
 --ssh-config | Path | FILE | configuration file for ssh, instead of ~/.ssh/config
---remote-python | str | PATH | Python with hvdlite on the other hosts, if its path differs from this
-    host's
+--remote-python | str | PATH | Python with hvdlite on the other hosts (default: this path)
 --network-interfaces --network-interface | names | NAME,... | network interfaces for the traffic
-    between hosts (default: those of the routes between them)
+    between hosts (default: by their routes)
 --tcp | switch | | keep NCCL from using InfiniBand
 = node mode | hvdlite-run is started once on each node; see docs/launch.md
---nodes | str | N | number of nodes; auto: read it from Kubeflow Trainer's variables (PET_...), or
-    from a step of srun with one task on each node
+--nodes | str | N | number of nodes; auto: that of Kubeflow Trainer's variables (PET_...) or of srun
 --node-rank | int | R | number of this node, from 0
 --meet | str | HOST:PORT | host of node 0 and a free port there, where it waits for the others
 = elastic jobs | ranks may die and join; see docs/elastic.md
---min-np --min-num-proc | count | N | continue while at least this many ranks are left (default: the
-    number of -np)
---max-np --max-num-proc | count | N | use at most this many ranks (default: as many as the hosts
-    have slots)
---host-discovery-script | str | COMMAND | run this command every second; it prints the available
-    hosts, as lines of HOST[:SLOTS]
+--min-np --min-num-proc | count | N | continue while at least N ranks are left (default: -np)
+--max-np --max-num-proc | count | N | use at most N ranks (default: all slots)
+--host-discovery-script | str | COMMAND | run every second; prints the available hosts, as lines of
+    HOST[:SLOTS]
 --slots-per-host | count | N | slots of a host for which the script prints none (default: 1)
---elastic-timeout | amount | SECONDS | how long to wait while there are fewer than --min-np ranks or
-    slots (default: {Elastic.elastic_timeout:g})
---reset-limit | count | N | end the job when its ranks have changed more than this many times
-    (default: no limit)
+--elastic-timeout | amount | SECONDS | how long to wait for --min-np ranks (default:
+    {Elastic.elastic_timeout:g})
+--reset-limit | count | N | end the job after more than N changes of its ranks (default: no limit)
 --blacklist-cooldown-range | amount | MIN MAX | seconds without new ranks for a host whose ranks die
     again and again (default: {_COOLDOWN[0]:g} {_COOLDOWN[1]:g})
---elastic-heartbeat | amount | SECONDS | how long a host may be silent before it counts as dead; a
-    rank may for 20 times as long (default: {Elastic.elastic_heartbeat:g})
---drain-timeout | amount | SECONDS | how long ranks may take to leave a host that is taken away, or
-    to end after an exception (default: {Elastic.drain_timeout:g})
+--elastic-heartbeat | amount | SECONDS | how long a host may be silent; a rank may for 20 times as
+    long (default: {Elastic.elastic_heartbeat:g})
+--drain-timeout | amount | SECONDS | how long ranks may take to leave a host, or to end after an
+    exception (default: {Elastic.drain_timeout:g})
 = parameter servers | asynchronous training; see docs/parameter_server.md
 --servers | count | N | the first N ranks of -np are parameter servers, and the others workers
---min-workers | count | N | continue while at least this many workers live (default:
-    {Servers.min_workers})
---worker-restarts | count | N | how many times in a row a worker that dies is started again
-    (default: {Servers.restarts})
+--min-workers | count | N | continue while at least N workers live (default: {Servers.min_workers})
+--worker-restarts | count | N | start a worker that dies again, so many times in a row (default:
+    {Servers.restarts})
 = cluster software | see docs/slurm.md
---emit | str | | print a description of the job for this cluster software instead of running it
+--emit | str | | print the job for this cluster software instead of running it
 --ntasks-per-node | int | N | largest number of ranks on a node (default: all ranks on one node)
 --name | str | NAME | name of the job (default: train)
 --image | str | IMAGE | container image of the ranks
-= output
---output-filename | Path | DIR | also write each rank's output to DIR/rank.N/stdout and
-    DIR/rank.N/stderr
+= output | see docs/live.md, docs/timeline.md and docs/autotune.md
+--output-filename | Path | DIR | also write output to DIR/rank.N/stdout and DIR/rank.N/stderr
 --prefix-output-with-timestamp -prefix-timestamp --prefix-timestamp | switch | | put the time before
-    each line, too
-= live view | see docs/live.md
+    each line
 --live | switch | | below the output, show what each rank does, and which one delays the others
---report | Path | OUT.HTML | write a report of what limits the job: anew every few
-    seconds, and at its end with the figures beside it in OUT.json
-= timeline | see docs/timeline.md
---timeline-filename --timeline | Path | FILE | write a timeline of all ranks to one file, for
-    ui.perfetto.dev
+--report | Path | OUT.HTML | write a page that says what limits the job, and figures to OUT.json
+--timeline-filename --timeline | Path | FILE | write a timeline of all ranks, for ui.perfetto.dev
 --timeline-mark-cycles | either | | mark the engine's rounds in it, too
-= autotune | see docs/autotune.md
 --autotune | either | | search for faster values of the knobs while training runs
 --autotune-log-file --autotune-log | Path | FILE | write what autotune measures, as lines of JSON
 """
@@ -255,7 +240,7 @@ def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
         help="the program and its arguments; a file train.py is run with this Python",
     )
     _add_own_flags(parser)
-    _add_knob_flags(parser.add_argument_group("knobs", "docs/knobs.md explains them"), shows_all)
+    _add_knob_flags(parser.add_argument_group("knobs", "0 s: never; see docs/knobs.md"), shows_all)
     _add_horovods_flags(parser, shows_all)
     return parser
 

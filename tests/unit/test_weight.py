@@ -15,8 +15,8 @@ from api_doc import LIST as DOCSTRINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = {  # the most lines, and the most files
-    "hvdlite": (39_375, 172),
-    "csrc": (23_120, 140),
+    "hvdlite": (39_360, 172),
+    "csrc": (23_113, 140),
     "tests": (61_348, 387),
 }
 MOST_WORDS = 30_000  # of README.md and docs/, as `wc -w` counts them
