@@ -243,10 +243,7 @@ class _OnAllRanks:
             shapes = ", ".join(str(tuple(one.shape)) for one in leaves)
             raise ArgumentError(f"hvd.distribute splits the rows of a batch, but it has {shapes}")
         total = keras.ops.shape(leaves[0])[0]
-        begin, end = (
-            total * ranks.rank // ranks.size,
-            total * (ranks.rank + 1) // ranks.size,
-        )
+        begin, end = (total * rank // ranks.size for rank in (ranks.rank, ranks.rank + 1))
         maximum = max if isinstance(total, int) else keras.ops.maximum
         rows = slice(begin, maximum(end, begin + 1))
         # As many rows as ranks, or one more, show whether all ranks read the same batches.

@@ -432,8 +432,10 @@ def _charts(record: Record) -> list[str]:
         if name == "loss" and math.isfinite(value)
     ]
     return [
+        '<div id="charts">',
         *_chart(record, "Steps a second", speeds(record.history)),
         *_chart(record, "Loss of rank 0", loss[:: -(len(loss) // _MOST_POINTS + 1)][::-1], "noise"),
+        "</div>",
     ]
 
 
@@ -522,10 +524,12 @@ def speeds(history: Mapping[int, Sequence[Sample]]) -> Curve:
     points = [(one.time, one.steps.count) for one in told if one.steps and one.steps.count]
     apart = max(1, -(-(len(points) - 1) // _MOST_POINTS))
     kept = points[::-1][::apart][::-1]  # The newest one stays.
+    # The last sample of a job may come at once after the one before, and tells little.
+    least = (kept[-1][0] - kept[0][0]) / (2 * len(kept)) if kept else 0.0
     return [
         (time, (count - before) / (time - since))
         for (since, before), (time, count) in pairwise(kept)
-        if time > since
+        if time - since > least
     ]
 
 

@@ -15,9 +15,9 @@ from api_doc import LIST as DOCSTRINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = {  # the most lines, and the most files
-    "hvdlite": (39_360, 172),
-    "csrc": (23_113, 140),
-    "tests": (61_348, 387),
+    "hvdlite": (39_460, 172),
+    "csrc": (23_118, 140),
+    "tests": (61_300, 386),
 }
 MOST_WORDS = 30_000  # of README.md and docs/, as `wc -w` counts them
 
