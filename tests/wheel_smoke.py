@@ -1,8 +1,8 @@
 """Build the wheel as a user's pip would, and use it in an empty environment.
 
 `make wheel` runs this program. It builds the sdist, and the wheel from the sdist, both with build
-isolation. Then it runs a world of one and two ranks of hvdlite-run, without torch. With
-`--installed` it only runs these, in the environment of its own Python: cibuildwheel tests so.
+isolation, in build/wheel. Then it runs a world of one and two ranks of hvdlite-run, without torch.
+With `--installed` it only runs these, in the environment of its own Python: cibuildwheel tests so.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def build_wheel(folder: Path) -> Path:
     start = time.monotonic()
     # With the build folder as deep as in a working copy, the compiler cache finds its entries.
     deep = "-Cbuild-dir=build/{wheel_tag}"
-    run(sys.executable, "-m", "build", deep, "--outdir", folder, ROOT, cwd=folder)
+    run(sys.executable, "-m", "build", deep, "--outdir", folder, ROOT, cwd=ROOT)
     print(f"  {time.monotonic() - start:.0f} s for sdist and wheel, with build isolation")
     (wheel,) = folder.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
@@ -116,7 +116,7 @@ def main() -> None:
         if sys.argv[1:] == ["--installed"]:
             use_installed(Path(sys.executable).parent, folder)
             return
-        use_wheel(build_wheel(folder), folder)
+        use_wheel(build_wheel(ROOT / "build/wheel"), folder)
     print("wheel: it installs into an empty environment and runs there")
 
 
