@@ -58,7 +58,7 @@ Curve = list[tuple[float, float]]  # times, in seconds of rank 0's clock, and va
 _MOST_POINTS = 120  # of a curve
 _WIDTH, _HEIGHT = 1000, 100  # the size of its drawing, in units of its own: it fits any width
 _VIEW = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none"'
-_APART = 0.2  # of its width, at least, lie between two labels of events
+_APART, _TURN = 0.2, 0.75  # shares of its width: for a label of an event; where labels turn
 _ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect "
     "width='16' height='16' rx='3' fill='%231f6fb2'/%3E%3Cpath d='M3 12V7m3.3 5V4m3.4 8V9m3.3 3V5' "
@@ -502,16 +502,17 @@ def _labels(marks: Sequence[tuple[float, str]]) -> list[str]:
     """Return words above marks, of which each has a place from 0 to 1; near ones share a label."""
     groups: list[tuple[float, list[str]]] = []
     for at, kind in sorted(marks):
-        if not groups or at - groups[-1][0] > _APART:
+        # A label stands right of its mark, and near the end left of it.
+        turns = bool(groups) and groups[-1][0] < _TURN <= at
+        if not groups or at - groups[-1][0] > _APART * (1 + turns):
             groups.append((at, []))
         groups[-1][1].append(kind)
     spans = []
     for at, kinds in groups:
-        text = (kinds[0] if len({*kinds}) == 1 else "events") + f" ({len(kinds)})" * (
-            len(kinds) > 1
-        )
-        side = f"left:{100 * at:.1f}%" if at < 0.75 else f"right:{100 - 100 * at:.1f}%"
-        spans.append(f'<span style="{side}">{escape(text)}</span>')
+        text = kinds[0] if len({*kinds}) == 1 else "events"
+        count = f" ({len(kinds)})" if len(kinds) > 1 else ""
+        side = f"left:{100 * at:.1f}%" if at < _TURN else f"right:{100 - 100 * at:.1f}%"
+        spans.append(f'<span style="{side}">{escape(text)}{count}</span>')
     return ['<div class="labels">', *spans, "</div>"] if spans else []
 
 
