@@ -23,7 +23,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from hvdlite import _core, ops, process_sets
-from hvdlite.errors import ArgumentError, BootstrapError, HvdliteError, NotInitializedError
+from hvdlite.errors import (
+    ArgumentError,
+    BootstrapError,
+    HvdliteError,
+    NotInitializedError,
+    as_shown,
+    in_library,
+)
 from hvdlite.live import observed
 from hvdlite.ops import gather_bytes
 from hvdlite.process_sets import ProcessSet, StaticSets
@@ -337,9 +344,26 @@ def _leave_unless_busy(world: World) -> None:
         return  # This is a signal handler; the function that it interrupted ends the world.
     try:
         _busy = "shutdown"
+        _warn_of_ranks_alone(world)
         _leave_world(world)
     finally:
         _busy = None
+
+
+def _warn_of_ranks_alone(world: World) -> None:
+    """Say that ranks trained alone, where a script ends well that never combined their tensors."""
+    failed = sys.exc_info()[0] is not None or hasattr(sys, "last_value")
+    script = getattr(sys.modules["__main__"], "__file__", None) or ""
+    # Process groups have engines of their own. Functions that Ray calls, say, may train nothing.
+    if failed or _tellers or world.member is not None or in_library(script):
+        return
+    if world.rank == 0 < world.size - 1 and not world.engine.counters()["exchanges"]:
+        print(
+            "hvdlite [0] warning: no gradient was averaged: if the script trains a model, each of "
+            f"the {world.size} ranks trained its own; give the optimizer to "
+            "hvd.DistributedOptimizer, or a model of Keras to hvd.distribute",
+            file=sys.stderr,
+        )
 
 
 def _give_up_starting() -> None:
@@ -514,7 +538,8 @@ def _install_hooks() -> None:
     def report_then_tell_peers(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        previous(kind, error, trace)
+        error = as_shown(error)
+        previous(type(error), error, error.__traceback__)
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C may reach a rank that is ending.
             tell_peers(error)
 
@@ -545,7 +570,8 @@ def tell_also(tell: Callable[[BaseException], None]) -> None:
 
 def describe_error(error: BaseException) -> str:
     """Describe this rank's exception in one line, for the error that the other ranks raise."""
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = list(traceback.extract_tb(error.__traceback__))
+    frames = [one for one in frames if not in_library(one.filename)] or frames
     where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     text = str(error).strip().splitlines()
     said = f": {text[0]}" if text else ""

@@ -8,6 +8,7 @@ cause. Mistakes (`MismatchError`, `DuplicateNameError`, `ArgumentError`) leave t
 from __future__ import annotations
 
 import collections
+import types
 
 __all__ = [
     "ArgumentError",
@@ -186,6 +187,33 @@ def cause(error: BaseException) -> HvdliteError | None:
         seen.add(id(one))
         one = one.__cause__ or one.__context__
     return None
+
+
+_OURS = __file__.removesuffix("errors.py")
+
+
+def in_library(file: str) -> bool:
+    """Return whether a file of code belongs to hvdlite or to another installed library."""
+    return "-packages/" in file or file.startswith((_OURS, "<frozen "))
+
+
+def as_shown(error: BaseException) -> BaseException:
+    """Return the error of hvdlite that another one reports, with frames of the script alone.
+
+    Another error is returned as it is.
+    """
+    found = cause(error)
+    if found is None or str(found) not in str(error):
+        return error
+    frames, own = error.__traceback__, list[types.TracebackType]()
+    while frames is not None:
+        if not in_library(frames.tb_frame.f_code.co_filename):
+            own.append(frames)
+        frames = frames.tb_next
+    shown = None
+    for one in reversed(own):
+        shown = types.TracebackType(shown, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return found.with_traceback(shown or error.__traceback__)
 
 
 HorovodInternalError = CollectiveError

@@ -74,6 +74,10 @@ void Executor::note_end(LiveFigures::Clock::time_point begun) {
 
 void Executor::finish_batch(std::vector<std::size_t>& left) {
   ++parts_.counters.batches;
+  const Kind kind = batch_->kind;
+  const bool gives = kind == Kind::kAllreduce || kind == Kind::kReducescatter ||
+                     kind == Kind::kAllgather || kind == Kind::kAlltoall || kind == Kind::kSend;
+  if (gives) ++parts_.counters.exchanges;
   parts_.counters.bytes += batch_->bytes;
   for (const TensorRef& ref : batch_->tensors) {
     ++parts_.counters.tensors;

@@ -22,7 +22,7 @@ namespace hvdlite {
 // What has happened on this rank that people want to know of: the last events, until somebody takes
 // them. Any thread adds and takes. EngineParts owns the book through LiveFigures.
 //
-// The kinds: "stall", "error" (it ended the world), "process set", "tuned", "epoch", "late"; and
+// The kinds: "stall", "error" (it ended the world), "process set", "tuned", "world", "late"; and
 // those that Python adds by Engine::note(), such as "diverged".
 struct Event {
   std::chrono::steady_clock::time_point time;
@@ -66,6 +66,7 @@ struct Counters {
   Counter messages_sent;         // on the control plane
   Counter bytes_to_other_hosts;  // The host's data plane counts them (Backend::count_in).
   Counter bytes_unstaged;        // The host's data plane counts them, too.
+  Counter exchanges;             // batches to which each rank gives tensors
   Counter exchange_us;           // from the begin to the end here of batches that count in steps
 };
 

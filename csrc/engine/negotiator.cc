@@ -690,9 +690,9 @@ Status Negotiator::look_at_rank_0() {
 
 void Negotiator::tell_of_silence(const SilentPeer& peer, const Request* request) {
   const double seconds = std::chrono::duration<double>(peer.waited).count();
-  std::string text = (request == nullptr ? peer.operation : describe(*request)) + " has waited " +
-                     text_of_fixed(seconds, 1) + " s for rank " + std::to_string(peer.rank) +
-                     ", which has agreed to it, but " + peer.owes;
+  std::string text = "rank " + std::to_string(peer.rank) + " has called " +
+                     (request == nullptr ? peer.operation : describe(*request)) + ", but " +
+                     peer.owes + " for " + text_of_fixed(seconds, 1) + " s";
   if (coordinator_) {
     text += " (" + coordinator_->describe_last(peer.rank, std::chrono::steady_clock::now()) + ")";
   }

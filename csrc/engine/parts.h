@@ -47,8 +47,8 @@ struct EngineParts {
     if (fabric != nullptr) commits = std::make_shared<CommitBook>();
     for (const auto& [id, ranks] : elastic->process_sets) sets.add(id, ranks);
     if (rank > 0) return;
-    live.events.add("epoch", -1, "",
-                    "epoch " + std::to_string(epoch) + " begins with " + std::to_string(size) +
+    live.events.add("world", -1, "",
+                    "world " + std::to_string(epoch) + " begins with " + std::to_string(size) +
                         (size == 1 ? " rank" : " ranks"));
   }
 

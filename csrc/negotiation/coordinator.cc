@@ -259,8 +259,9 @@ bool Coordinator::fail_if_left(const PendingTable& table, const PendingTensor& p
 std::string Coordinator::describe_last(int rank, TimePoint now) const {
   const Activity& last = activity_[rank];
   if (last.name.empty()) return "has called nothing yet";
-  return "last called '" + last.name + "' " + text_of_fixed(seconds_between(last.when, now), 1) +
-         " s ago";
+  const std::size_t begin = last.name.starts_with('#') ? 1 : 0;
+  return "last called '" + last.name.substr(begin) + "' " +
+         text_of_fixed(seconds_between(last.when, now), 1) + " s ago";
 }
 
 Coordinator::TimePoint Coordinator::idle_since(const PendingTable& table,

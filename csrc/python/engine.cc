@@ -302,6 +302,7 @@ py::dict row_of_counters(const Counters& counters) {
                   "messages_sent"_a = counters.messages_sent.get(),
                   "bytes_to_other_hosts"_a = counters.bytes_to_other_hosts.get(),
                   "bytes_unstaged"_a = counters.bytes_unstaged.get(),
+                  "exchanges"_a = counters.exchanges.get(),
                   "exchange_us"_a = counters.exchange_us.get());
 }
 

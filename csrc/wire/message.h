@@ -178,7 +178,8 @@ struct Request {
   bool of_a_step() const { return kind == Kind::kAllreduce && process_set == 0 && cacheable(); }
 };
 
-// "allreduce 'layer1.weight'", "send 'x' from rank 0 to rank 1", for messages.
+// "allreduce 'layer1.weight'", "send 'x' from rank 0 to rank 1", for messages; "allreduce.0" for
+// the first one without a name.
 std::string describe(const Request& request);
 // Its name, and after a NUL the names of its tensors, where there are several, for the trace.
 std::string trace_label(const Request& request);

@@ -134,6 +134,11 @@ std::optional<std::string> describe_bad_shares(int rank, const Request& request,
   return std::nullopt;
 }
 
+// hvdlite makes the other names, of the function and a number: "#broadcast_parameters.0".
+bool has_own_name(const Request& request) {
+  return request.is_send() || !request.name.starts_with('#');
+}
+
 std::int64_t count_present(const Presence& present) {
   return std::count(present.begin(), present.end(), true);
 }
@@ -142,7 +147,9 @@ std::int64_t count_present(const Presence& present) {
 
 std::string describe(const Request& request) {
   if (request.kind == Kind::kJoin) return "join()";
-  const std::string text = std::string(name_of(request.kind)) + " '" + request.name + "'";
+  const std::string text = has_own_name(request)
+                               ? std::string(name_of(request.kind)) + " '" + request.name + "'"
+                               : request.name.substr(1);
   if (!request.is_send()) return text;
   return text + " from rank " + std::to_string(request.source()) + " to rank " +
          std::to_string(request.destination());
@@ -174,9 +181,15 @@ std::optional<std::string> describe_mismatch(int rank_a, const Request& a, int r
     found = Difference{"splits", text_of(a.splits), text_of(b.splits)};
   }
   if (!found) return std::nullopt;
-  return std::string(name_of(a.kind)) + " '" + name + "': ranks disagree about the " +
-         found->field + ": rank " + std::to_string(rank_a) + " has " + found->a + ", rank " +
-         std::to_string(rank_b) + " has " + found->b;
+  Request shown = a;
+  shown.name = name;
+  const std::string advice =
+      has_own_name(a) ? ""
+                      : "; calls without a name meet in their order: make the same ones on all "
+                        "ranks, and none of them under `if hvd.rank() == 0:`";
+  return describe(shown) + ": ranks disagree about the " + found->field + ": rank " +
+         std::to_string(rank_a) + " has " + found->a + ", rank " + std::to_string(rank_b) +
+         " has " + found->b + advice;
 }
 
 std::optional<std::string> describe_bad_splits(int rank, const Request& request,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
+from hvdlite.errors import in_library
 from hvdlite.launch.output import last_states
 from hvdlite.launch.process import Ending
 
@@ -18,11 +17,11 @@ from hvdlite.launch.process import Ending
 CAUSE_WINDOW = 0.5
 # The same if the first failure is only a consequence: the rank that caused it is still ending.
 _CONSEQUENCE_WINDOW = 1.5
-_Failure = TypeVar("_Failure", bound=Any)  # It has `at`, `is_cause` and `window`, as `Failure`.
+_Failure = TypeVar("_Failure", bound=Any)  # It has what `root_failure` reads.
 _LINES = 20  # last lines of stderr that the report shows
 _LINES_OF_TRACEBACK = 60  # the same where they contain the start of a traceback
 _FRAME = re.compile(r'\s+File "([^"]+)", line \d+, in ')
-_OURS = str(Path(__file__).parents[1]) + os.sep
+_BY_TORCH = re.compile(rb"^\[rank\d+\]: ?", re.MULTILINE)  # before each line of a traceback
 # Several ranks get these errors at once, and who ends first is chance.
 _SHARED = (
     b"hvdlite.errors.DeadlockError",
@@ -49,8 +48,15 @@ class Failure:
     @property
     def is_cause(self) -> bool:
         """Whether the failure is not just the consequence of another rank's failure."""
-        lines = self.stderr.splitlines()
-        return self.ending.by_signal or not any(one.startswith(_CONSEQUENCES) for one in lines)
+        return self.ending.by_signal or not self._wrote(_CONSEQUENCES)
+
+    @property
+    def is_shared(self) -> bool:
+        return self._wrote(_SHARED)
+
+    def _wrote(self, errors: tuple[bytes, ...]) -> bool:
+        lines = _BY_TORCH.sub(b"", self.stderr).splitlines()
+        return any(line.startswith(errors) for line in lines)
 
     @property
     def window(self) -> float:
@@ -63,12 +69,15 @@ def root_failure(failures: Sequence[_Failure]) -> _Failure:
     first = min(failures, key=lambda failure: failure.at)
     near = [failure for failure in failures if failure.at <= first.at + first.window]
     causes = [failure for failure in near if failure.is_cause]
-    return min(causes, key=lambda failure: failure.at) if causes else first
+    root = min(causes, key=lambda failure: failure.at) if causes else first
+    # Of an error that several ranks got, the lowest rank tells: mostly rank 0 did something alone.
+    shared = [failure for failure in near if failure.is_shared]
+    return min(shared, key=lambda failure: failure.rank) if root in shared else root
 
 
 def last_lines(stderr: bytes) -> list[str]:
     """Return the last lines of a rank's stderr, and more if a traceback begins before them."""
-    lines = last_states(stderr).decode(errors="replace").splitlines()
+    lines = last_states(_BY_TORCH.sub(b"", stderr)).decode(errors="replace").splitlines()
     start = max(0, len(lines) - _LINES)
     for index in range(len(lines) - 1, max(-1, len(lines) - _LINES_OF_TRACEBACK), -1):
         if lines[index].startswith("Traceback (most recent call last)"):
@@ -83,7 +92,7 @@ def own_frames(lines: list[str]) -> list[str]:
     for line in lines:
         frame = _FRAME.match(line)
         if frame:
-            skips = "-packages/" in frame[1] or frame[1].startswith(_OURS)
+            skips = in_library(frame[1])
         elif not line.startswith("    "):
             skips = False
         if not skips:
@@ -93,8 +102,7 @@ def own_frames(lines: list[str]) -> list[str]:
 
 def verdict(failure: Failure) -> str:
     """Say that it failed first, unless that says nothing about the cause."""
-    shared = any(line.startswith(_SHARED) for line in failure.stderr.splitlines())
-    how = "ended first, by an error that concerns several ranks" if shared else "failed first"
+    how = "ended by an error that several ranks got" if failure.is_shared else "failed first"
     return f"{how}: {failure.ending}"
 
 

@@ -17,7 +17,7 @@ class Event:
     """Something that happened, such as a stall."""
 
     time: float
-    # "stall", "nonfinite", "error", "process set", "tuned", "epoch", "diverged" or "late"; an event
+    # "stall", "nonfinite", "error", "process set", "tuned", "world", "diverged" or "late"; an event
     # of the launcher is "worker".
     kind: str
     rank: int  # -1 for an event that does not concern one rank

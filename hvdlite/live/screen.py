@@ -155,8 +155,8 @@ def _below(run: Run, figures: Figures, width: int, most: int, now: float) -> lis
 def _events(run: Run) -> list[str]:
     latest = max((sample.time for sample in run.latest()), default=0.0)
     fresh = [one for one in run.events() if latest - one.time < _FRESH]
-    # The launcher tells of each epoch, too ("worker"), and knows why it began.
-    events = [one for one in fresh if one.kind != "epoch"]
+    # The launcher tells of each world, too ("worker"), and knows why it began.
+    events = [one for one in fresh if one.kind != "world"]
     return [
         f"{max(0.0, latest - one.time):.0f} s ago: {one.text}" for one in events[-_MOST_EVENTS:]
     ]

@@ -190,6 +190,7 @@ class Failure:
     error: BaseException  # what it raised, or what says that it died
     died: bool  # whether its worker died
     at: float = field(default_factory=time.monotonic)  # when the driver noticed it
+    is_shared = False  # The first of several equal errors is raised.
 
     @property
     def is_cause(self) -> bool:

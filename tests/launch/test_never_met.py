@@ -51,6 +51,19 @@ def test_ranks_that_never_joined_a_world_end_the_job_with_an_error(flags: tuple[
 def test_ranks_that_joined_a_world_have_met(flags: tuple[str, ...]) -> None:
     result = run_launcher("-np", "2", *flags, sys.executable, "-c", JOIN, env=ALONE)
     assert (result.returncode, result.stdout.count("joined 2")) == (0, 2), result.stderr
+    alone = "[0] warning: no gradient was averaged: if the script trains a model, each of the 2"
+    assert result.stderr.count(alone) == (0 if flags else 1)
+
+
+WEIGHTS = "hvd.broadcast(torch.ones(2), 0)"
+LOSS = "hvd.allreduce(torch.ones(2))"
+
+
+@pytest.mark.parametrize(("then", "warnings"), [(WEIGHTS, 1), (LOSS, 0), ("1 / 0", 0)])
+def test_ranks_that_averaged_nothing_are_told_so_once(then: str, warnings: int) -> None:
+    code = f"import torch, hvdlite.torch as hvd; hvd.init(); {then}"
+    result = run_launcher("-np", "2", sys.executable, "-c", code)
+    assert result.stderr.count("no gradient was averaged") == warnings, result.stderr
 
 
 @pytest.mark.parametrize("flags", [("-np", "1"), ("-np", "2", "--independent")])

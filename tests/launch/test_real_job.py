@@ -82,3 +82,35 @@ def test_worker_process_that_runs_the_script_again_is_told_how_not_to(
     told = r"this process is a child of rank [01] that runs the script again"
     assert re.search(told, result.stderr), result.stderr
     assert 'under `if __name__ == "__main__":`' in result.stderr
+
+
+MIXED_UP = """
+import hvdlite.torch as hvd
+hvd.init()
+hvd.allreduce(torch.ones(3 + hvd.rank()))
+"""
+BY_TORCH = """
+from torch import distributed, nn
+distributed.init_process_group("hvdlite")
+model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
+for step in range(3):
+    width = 5 if step == distributed.get_rank() == 1 else 4
+    model(torch.ones(1, width)).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (MIXED_UP, "Error: allreduce.0: ranks disagree about the shape: rank 0 has [3], rank 1"),
+        (BY_TORCH, "errors.RankFailedError: rank 1 raised RuntimeError: mat1 and mat2 shapes"),
+    ],
+)
+def test_errors_show_the_lines_of_the_script_alone(tmp_path: Path, code: str, words: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch" + code)
+    text = run_launcher("-np", "2", sys.executable, str(script)).stderr
+    own = [line for line in text.splitlines() if line.startswith("[0] ")]
+    assert len([line for line in own if " File " in line]) == 1 and " At:" not in text, text
+    assert words in own[-1], text
+    assert "-packages" not in own[-1] and "-packages" not in text.partition("hvdlite-run: rank")[2]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,21 @@ def test_first_failure_wins() -> None:
     assert root_failure([failed(1, 5.1, BOOM), failed(0, 5.0, BOOM)]).rank == 0
 
 
+def by_torch(stderr: bytes) -> bytes:
+    """Write an error as a program that uses torch.distributed does."""
+    return b"".join(b"[rank1]: " + line for line in stderr.splitlines(keepends=True))
+
+
 def test_consequence_does_not_hide_its_slower_cause() -> None:
-    failures = [failed(0, 5.0, CONSEQUENCE), failed(1, 5.1, CONSEQUENCE), failed(2, 5.2, BOOM)]
-    assert root_failure(failures).rank == 2
+    follows = by_torch(CONSEQUENCE)
+    failures = [failed(0, 5.0, CONSEQUENCE), failed(1, 5.1, follows), failed(2, 5.2, BOOM)]
+    assert root_failure(failures).rank == root_failure(failures[1:]).rank == 2
+
+
+def test_the_lowest_rank_tells_of_an_error_that_several_got() -> None:
+    both = CONSEQUENCE.replace(b"RankFailedError", b"DeadlockError")
+    assert root_failure([failed(1, 5.0, both), failed(0, 5.1, by_torch(both))]).rank == 0
+    assert root_failure([failed(1, 5.0, BOOM), failed(0, 5.1, both)]).rank == 1
 
 
 def test_cause_after_the_window_is_another_story() -> None:
@@ -100,9 +113,10 @@ hvdlite.errors.DeadlockError: deadlock: rank 0 waits for rank 1
 """
 
 
-def test_report_leaves_out_the_frames_of_libraries() -> None:
+@pytest.mark.parametrize("written", [bytes, by_torch])
+def test_report_leaves_out_the_frames_of_libraries(written: Callable[[bytes], bytes]) -> None:
     ours = str(Path(hvdlite.__file__).parent)
-    text = describe(failed(1, 5.0, LONG.replace(b"OURS", ours.encode())))
+    text = describe(failed(1, 5.0, written(LONG.replace(b"OURS", ours.encode()))))
     assert text.partition("stderr, without the frames of libraries:\n")[2] == (
         "    Traceback (most recent call last):\n"
         '      File "train.py", line 9, in <module>\n'
@@ -122,7 +136,7 @@ def test_a_traceback_of_libraries_alone_is_shown() -> None:
 def test_nobody_is_blamed_for_an_error_that_several_ranks_get(error: bytes) -> None:
     text = describe(failed(1, 5.0, b"hvdlite.errors." + error + b": text\n"))
     assert "failed first" not in text
-    assert "pid 101) ended first, by an error that concerns several ranks: exit status 1" in text
+    assert "pid 101) ended by an error that several ranks got: exit status 1" in text
 
 
 def test_report_of_a_sigkill_speaks_of_memory() -> None:

@@ -155,7 +155,7 @@ TEST(leaving_is_an_error_for_ranks_that_want_something_of_the_world) {
       const std::string what = kind == Kind::kJoin ? "join()" : std::string(name_of(kind)) + " 'x'";
       world.check_told(left,
                        {"left after 1 collectives, but " + what +
-                        " waits for it; give every rank the same number of steps"},
+                        " waits for it; call collectives on all ranks, none of them under "},
                        text);
     });
   }
@@ -171,7 +171,8 @@ TEST(leaving_is_an_error_for_the_other_member_of_a_process_set) {
     if (when == When::kAfter) world.leave(left);
     world.submit(other, kind, set);
     if (when == When::kBefore) world.leave(left);
-    world.check_told(left, {" 'x' waits for it; give every rank the same number of steps"}, text);
+    world.check_told(
+        left, {" 'x' waits for it; call collectives on all ranks, none of them under "}, text);
   });
 }
 

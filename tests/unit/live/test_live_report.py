@@ -160,7 +160,7 @@ def test_a_job_that_said_nothing_has_a_report() -> None:
 def test_a_report_of_an_elastic_job_has_the_last_epoch_and_all_events() -> None:
     run = make_run(10)
     run.note(Event(105.0, "worker", 1, "", "worker 1 died of SIGKILL"))
-    run.note(Event(104.0, "epoch", -1, "", "epoch 0 begins"))
+    run.note(Event(104.0, "world", -1, "", "world 0 begins"))
     for second in range(1, 11):
         row = RankSteps(0.5 * second, 0, 0, 0.5 * second, 0, 0, 0, 0)
         steps = Steps(10 * second, float(second), (row,))
@@ -172,7 +172,7 @@ def test_a_report_of_an_elastic_job_has_the_last_epoch_and_all_events() -> None:
     assert "steps\n200\n" in text
     assert "ranks\n1\nhosts\n1\nworld\n1\ntime\n0:00:30\n" in text
     assert "All figures are those of world 1, the last one." in text
-    assert text.index("worker 1 died") < text.index("epoch 0 begins"), "the newest is on top"
+    assert text.index("worker 1 died") < text.index("world 0 begins"), "the newest is on top"
 
 
 def test_the_warm_up_is_left_out_of_a_long_job() -> None:
