@@ -139,6 +139,11 @@ bool has_own_name(const Request& request) {
   return request.is_send() || !request.name.starts_with('#');
 }
 
+std::string operation(const Request& request, const std::string& name) {
+  if (!request.is_send() && name.starts_with('#')) return name.substr(1);
+  return std::string(name_of(request.kind)) + " '" + name + "'";
+}
+
 std::int64_t count_present(const Presence& present) {
   return std::count(present.begin(), present.end(), true);
 }
@@ -147,9 +152,7 @@ std::int64_t count_present(const Presence& present) {
 
 std::string describe(const Request& request) {
   if (request.kind == Kind::kJoin) return "join()";
-  const std::string text = has_own_name(request)
-                               ? std::string(name_of(request.kind)) + " '" + request.name + "'"
-                               : request.name.substr(1);
+  const std::string text = operation(request, request.name);
   if (!request.is_send()) return text;
   return text + " from rank " + std::to_string(request.source()) + " to rank " +
          std::to_string(request.destination());
@@ -181,13 +184,11 @@ std::optional<std::string> describe_mismatch(int rank_a, const Request& a, int r
     found = Difference{"splits", text_of(a.splits), text_of(b.splits)};
   }
   if (!found) return std::nullopt;
-  Request shown = a;
-  shown.name = name;
   const std::string advice =
       has_own_name(a) ? ""
                       : "; calls without a name meet in their order: make the same ones on all "
                         "ranks, and none of them under `if hvd.rank() == 0:`";
-  return describe(shown) + ": ranks disagree about the " + found->field + ": rank " +
+  return operation(a, name) + ": ranks disagree about the " + found->field + ": rank " +
          std::to_string(rank_a) + " has " + found->a + ", rank " + std::to_string(rank_b) +
          " has " + found->b + advice;
 }
