@@ -168,7 +168,8 @@ $(DONE)/tools: constraints.txt | $(DONE)/venv
 	touch $@
 
 $(DONE)/core: $(CSRC) pyproject.toml | $(DONE)/tools
-	$(IN_VENV) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(INSTALL) --no-build-isolation --no-deps -e .
+	@echo 'hvdlite is compiled, which takes some minutes'
+	@$(IN_VENV) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(INSTALL) --no-build-isolation --no-deps -e .
 	touch $@
 
 # The extras of the hvdlite that is installed already. Tests also need tf_keras, without what it asks

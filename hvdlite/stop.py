@@ -59,6 +59,8 @@ def stop_on(signals: Iterable[int] = (signal.SIGTERM, signal.SIGUSR1)) -> None:
             "stop_on() was called in a thread, and Python handles signals in the main thread only; "
             "call it there, before the thread starts"
         )
+    if isinstance(signals, int):
+        raise ArgumentError(f"stop_on takes several signals: give it [{signals!r}]")
     for number in signals:
         before = signal.getsignal(number)
         if number not in _installed or before is not _installed[number]:

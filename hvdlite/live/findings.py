@@ -33,6 +33,10 @@ FULL_HOST = 0.8
 BY_EXCHANGE = 0.5
 # So many times the samples of the other ranks are why a rank is late, wherever its time goes.
 LARGER_BATCH = 1.2
+# Without so much of a step, what is left of it is the error of the measurement.
+NOTHING_LEFT = 0.02
+# Exchanges of fewer bytes a step take as long as one of no bytes.
+FEW_BYTES = 64 << 10
 # A collective that takes so long, and so many steps, waits for a rank that may never come.
 STALLED_SECONDS = 5.0
 STALLED_STEPS = 10
@@ -121,13 +125,14 @@ def _limits(figures: Figures) -> list[Finding]:
 
 def _is_by_preemption(figures: Figures, late: Straggler | None) -> bool:
     # A rank that sleeps or reads uses little of a core, too. Other programs delay now one rank and
-    # now another. Only too many threads of the job's own explain why one rank or host is mostly the
-    # last.
+    # now another. Why one rank or host is mostly the last, only too many threads of the job's own
+    # explain, or programs that take the cores from all ranks.
     if late is None:
         return True
-    if (late.rank is not None and late.share >= SAME_RANK) or not _is_crowded(figures, late.host):
-        return False
     ranks = _of_host(figures, late.host)
+    everywhere = _is_crowded(figures, late.host) or all(map(_is_preempted, figures.ranks))
+    if (late.rank is not None and late.share >= SAME_RANK) or not everywhere:
+        return False
     return any(_is_preempted(rank) for rank in ranks if late.rank in (None, rank.rank))
 
 
@@ -185,7 +190,7 @@ _REMEDY_OF_PHASE = {
     "(num_workers=), or data on a local disk; and what it alone does between steps, such as "
     "writing checkpoints.",
     "backward": "See what else runs on its host. If the machine itself is slower, or its batches "
-    "have more work, give it less and weight= to the optimizer.",
+    "have more work, give it smaller ones, and weight= to the optimizer.",
 }
 _REMEDY_OF_LINK = (
     "It computes as fast as the others, and gets its gradients later: the way into its host is "
@@ -269,7 +274,7 @@ def note(one: RankFigures, late: Straggler | None) -> str:
         share = f"{percent(late.share)} of steps"
         return f"straggler: {time_text(late.seconds)} late in {late.phase}, {share}"
     if _is_preempted(one):
-        return f"preempted {one.switches:.0f}/s: {one.threads} threads on {one.cores} cores"
+        return f"preempted {one.switches:.0f}/s: gets {percent(one.cpu)} of a core"
     return ""
 
 
@@ -333,9 +338,13 @@ def _communicating(figures: Figures) -> Iterator[Finding]:
         f"exchanging gradients takes {percent(time / figures.step)} of the step, "
         f"{time_text(time)} in which nothing else goes on: {bytes_text(moved)} a step, "
         f"{bytes_text(moved / time)}/s",
-        f"With batches of twice the size it would be about {percent(doubled)}. Half the bytes: "
-        "compression=hvd.Compression.bf16. A reduction only every k-th time: "
-        "backward_passes_per_step=k.",
+        f"With batches of twice the size it would be about {percent(doubled)}. "
+        + (
+            "So small a model may train as fast on one rank."
+            if moved < FEW_BYTES
+            else "Half the bytes: compression=hvd.Compression.bf16. A reduction only every k-th "
+            "time: backward_passes_per_step=k."
+        ),
     )
 
 
@@ -357,13 +366,16 @@ def what_if(figures: Figures) -> str:
     one = max(figures.ranks, key=lambda rank: rank.held_up)
     # A rank that is left alone exchanges nothing.
     without = figures.step - one.held_up - (exchange if figures.size == 2 else 0.0)
-    ratio, at_best = (figures.step / max(1e-9, step) for step in (without, figures.step - exchange))
+    at_best = figures.step - exchange
+    if min(without, at_best) < NOTHING_LEFT * figures.step:
+        return ""
+    ratio = figures.step / without
     told = all(rank.samples for rank in figures.ranks)
     left = 1 - (one.samples / figures.samples if told else 1 / figures.size)
     return (
         f"What if? Without rank {one.rank}: {ratio:.2f} times as many steps a second, "
-        f"{ratio * left:.2f} times as many samples. With communication for nothing: "
-        f"{at_best:.2f} times as many of both."
+        f"{ratio * left:.2f} times as many samples. If communication cost no time: "
+        f"{figures.step / at_best:.2f} times as many of both."
     )
 
 

@@ -431,10 +431,18 @@ def _charts(record: Record) -> list[str]:
         for name, value in sample.values.items()
         if name == "loss" and math.isfinite(value)
     ]
+    speed = speeds(record.history)
+    while record.end is not None and not record.end.status and speed and not speed[-1][1]:
+        speed.pop()  # The script did something else at its end.
     return [
         '<div id="charts">',
-        *_chart(record, "Steps a second", speeds(record.history)),
-        *_chart(record, "Loss of rank 0", loss[:: -(len(loss) // _MOST_POINTS + 1)][::-1], "noise"),
+        *_chart(record, "Steps a second", speed),
+        *_chart(
+            record,
+            "Loss of rank 0, smoothed",
+            loss[:: -(len(loss) // _MOST_POINTS + 1)][::-1],
+            "noise",
+        ),
         "</div>",
     ]
 
@@ -462,10 +470,10 @@ def _chart(record: Record, title: str, points: Curve, kind: str = "") -> list[st
         return f'<polyline class="{kind}" points="{" ".join(y)}"/>'
 
     events = [event for event in record.events if begin <= event.time <= end]
-    most = f"at most {texts[values.index(max(values))]}; " if max(values) > high else ""
+    most = f"; cut off: {texts[values.index(max(values))]}" if max(values) > high else ""
     return [
         '<figure class="box"><figcaption>',
-        f'<b>{title}</b> <span class="small">{most}{texts[-1]}</span></figcaption>',
+        f'<b>{title}</b> <span class="small">{texts[-1]}{most}</span></figcaption>',
         '<div class="plot">',
         *_labels([(x(event.time) / _WIDTH, event.kind) for event in events]),
         '<div class="scale">',

@@ -15,9 +15,9 @@ from api_doc import LIST as DOCSTRINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = {  # the most lines, and the most files
-    "hvdlite": (39_525, 172),
+    "hvdlite": (39_547, 172),
     "csrc": (23_143, 140),
-    "tests": (61_360, 386),
+    "tests": (61_363, 386),
 }
 MOST_WORDS = 30_000  # of README.md and docs/, as `wc -w` counts them
 

@@ -79,7 +79,7 @@ def late_job(waiting: float = 0.02, last: float = 0.9, **late: object) -> Figure
 
 def test_what_if_says_what_a_rank_and_the_exchange_cost() -> None:
     three = "1.25 times as many steps a second, 0.83 times as many samples."
-    nothing = "With communication for nothing: 1.05 times as many of both."
+    nothing = "If communication cost no time: 1.05 times as many of both."
     assert rules.what_if(late_job()) == f"What if? Without rank 2: {three} {nothing}"
     slow = late_job()
     ranks = [replace(one, samples=100.0 * (3 - one.rank)) for one in slow.ranks]
@@ -87,6 +87,8 @@ def test_what_if_says_what_a_rank_and_the_exchange_cost() -> None:
     assert "Without rank 2: 1.25 times as many steps a second, 1.04 times" in rules.what_if(told)
     two = make_figures(make_rank(0, waiting=0.02), make_rank(1, held_up=0.02))
     assert "Without rank 1: 1.33 times as many steps a second, 0.67 times" in rules.what_if(two)
+    hidden = make_figures(make_rank(0), make_rank(1, held_up=0.099))
+    assert rules.what_if(hidden) == "", "what is left of a step is no measurement"
     assert rules.what_if(replace(slow, size=4)) == rules.what_if(make_figures(make_rank(0))) == ""
 
 
@@ -315,6 +317,7 @@ SLOW_LINK = {"cpu": 0.05, "switches": 60.0, "communicating": 0.6 * STEP, "backwa
         (two_ranks(core_wait=0.59, **SLOW_LINK), ["communicating", "preempted"]),
         (two_ranks(core_wait=0.6, **SLOW_LINK), ["preempted", "communicating"]),
         (all_ranks(late_job(), cpu=0.4, switches=300), ["straggler", "preempted", "preempted"]),
+        (all_ranks(late_job(last=0.7), cpu=0.4), ["preempted", "preempted", "straggler"]),
         # The larger share comes first.
         (all_ranks(late_job(), communicating=0.21 * STEP), ["communicating", "straggler"]),
         (

@@ -63,7 +63,7 @@ def test_silent_and_preempted_ranks_are_noted() -> None:
     for second in range(1, 9):
         sample = Sample(0, 1, 0, "h", 1, float(second), 0.0, {}, switches=210 * second, threads=4)
         run.add(replace(sample, cores=2, core_wait=float(second)), float(second))
-    assert rows(run, 120, now=8.0)[2].endswith("preempted 210/s: 4 threads on 2 cores")
+    assert rows(run, 120, now=8.0)[2].endswith("preempted 210/s: gets 0 % of a core")
 
 
 def test_events_and_stalls_stand_below() -> None:
