@@ -19,7 +19,7 @@ MOST = {  # the most lines, and the most files
     "csrc": (23_143, 140),
     "tests": (61_363, 386),
 }
-MOST_WORDS = 30_000  # of README.md and docs/, as `wc -w` counts them
+MOST_WORDS = 24_000  # of README.md and docs/, as `wc -w` counts them
 
 
 @pytest.mark.parametrize("folder", MOST)
