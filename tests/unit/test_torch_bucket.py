@@ -90,16 +90,6 @@ def test_names_are_numbered_per_kind_and_restart() -> None:
     assert ops.next_name("allreduce") == "#allreduce.0"
 
 
-def test_ops_have_the_numbers_that_scripts_know() -> None:
-    assert (ops.Average, ops.Sum, ops.Min, ops.Max, ops.Product) == (0, 1, 3, 4, 5)
-    assert ops.choose_op(None, None) == ops.Average
-    assert ops.choose_op(False, None) == ops.Sum
-    assert ops.choose_op(None, ops.Max) == ops.Max
-    assert ops.op_name(ops.Product) == "Product"
-    with pytest.raises(ArgumentError, match="both"):
-        ops.choose_op(True, ops.Sum)
-
-
 def test_every_dtype_of_the_core_is_torchs() -> None:
     from hvdlite._core import DTYPES
 
