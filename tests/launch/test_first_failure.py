@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from launch.marked import MarkedJob, python
 
 BOUND = 3.0
@@ -33,11 +31,6 @@ PRELUDE = DEFINITIONS + BEGIN
 WAIT_IN_SHELL = 'while [ ! -e "$TEST_FOLDER/go" ]; do sleep 0.01; done'
 
 
-def on_rank(rank: int, code: str) -> list[str]:
-    """Build a command of which one rank runs `code` when it may, while the others sleep."""
-    return python(f"{PRELUDE}if rank == '{rank}':\n    {code}\nelse:\n    time.sleep(600)")
-
-
 def run(folder: Path, np: int, *command: str) -> tuple[int, str, str, float]:
     """Run ranks that print "ready", and then wait for the file `go`.
 
@@ -51,23 +44,6 @@ def run(folder: Path, np: int, *command: str) -> tuple[int, str, str, float]:
         ended = job.finish()
         assert job.alive() == []
     return ended
-
-
-@pytest.mark.parametrize(
-    ("code", "status", "words"),
-    [
-        ("sys.exit(3)", 3, "exit status 3"),
-        ("os.kill(os.getpid(), 11)", 139, "killed by SIGSEGV"),
-    ],
-)
-def test_status_of_the_first_failure_is_the_launchers(
-    tmp_path: Path, code: str, status: int, words: str
-) -> None:
-    code_of_the_job, _, stderr, seconds = run(tmp_path, 3, *on_rank(1, code))
-    assert code_of_the_job == status
-    assert seconds <= BOUND
-    assert "hvdlite-run: rank 1 (host " in stderr
-    assert f"failed first: {words}" in stderr
 
 
 # Ranks 0 and 1 fail as a consequence. Rank 2 ends as soon as it can after it has raised, since the
