@@ -384,16 +384,6 @@ def scenario_sparse_gradients() -> None:
         assert_same_everywhere(table)
 
 
-def scenario_adasum_leaves_gradients_alone() -> None:
-    model, alone = make_model(), make_model()
-    optimizer = make(model, op=hvd.Adasum)
-    backward(model)
-    backward(alone)
-    assert_close(gradients(model), gradients(alone))
-    optimizer.step()
-    assert_same_everywhere(model)
-
-
 def scenario_errors_of_a_collective_are_raised_by_backward() -> None:
     if hvd.size() == 1:
         return
