@@ -17,11 +17,6 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
 from torch.nn.parallel import DistributedDataParallel
 
 import hvdlite.torch as hvd
@@ -124,21 +119,6 @@ def scenario_fsdp() -> None:
     model = sharded(init_device_mesh("cpu", (hvd.size(),)))
     train(model)
     check_parameters(model, expected)
-
-
-def scenario_tensor_parallel() -> None:
-    mesh = init_device_mesh("cpu", (hvd.size(),))
-    torch.manual_seed(5)
-    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
-    expected = copy.deepcopy(model)
-    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    for one in (model, expected):
-        optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            loss_of(one, step, 0).backward()
-            optimizer.step()
-    check_parameters(model, [parameter.detach() for parameter in expected.parameters()])
 
 
 def scenario_dtensor() -> None:
