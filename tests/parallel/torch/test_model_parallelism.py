@@ -22,7 +22,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 
 import hvdlite.torch as hvd
 from parallel.scenarios import Later, make_tests, run_all, sizes
@@ -106,11 +105,6 @@ def loss_of(model: nn.Module, step: int) -> torch.Tensor:
     return functional.mse_loss(model(x), y)
 
 
-def loss_of_replica(model: nn.Module, step: int, replica: int, replicas: int) -> torch.Tensor:
-    x, y = (part.chunk(replicas)[replica] for part in inputs_and_targets(step, WIDTH))
-    return functional.mse_loss(model(x), y)
-
-
 def scenario_plain_collectives_refuse_a_dtensor() -> None:
     mesh = init_device_mesh("cpu", (hvd.size(),))
     split = distribute_tensor(torch.arange(8.0), mesh, [Shard(0)])
@@ -178,26 +172,6 @@ def scenario_sequence_parallel_words_and_loss_parallel() -> None:
         train(model, words_loss)
     assert model.embedding.weight.to_local().shape == (WORDS // hvd.size(), WIDTH)
     assert distance(model, expected) < 1e-5
-
-
-def scenario_sharded_optimizer_state() -> None:
-    # Its import warns of what torch itself uses.
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    model = Network()
-    alone = copy.deepcopy(model)
-    adam = torch.optim.Adam(alone.parameters(), lr=0.01)
-    train(alone, loss_of, adam)
-    replicas = DistributedDataParallel(model)
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
-    train(replicas, lambda m, s: loss_of_replica(m, s, hvd.rank(), hvd.size()), optimizer)
-    assert distance(model, alone) < 1e-5
-    optimizer.consolidate_state_dict(to=0)
-    if hvd.rank() == 0:
-        states = optimizer.state_dict()["state"]
-        for number, state in adam.state_dict()["state"].items():
-            assert states[number]["step"] == STEPS
-            assert torch.allclose(states[number]["exp_avg"], state["exp_avg"], atol=1e-6)
 
 
 def network(stages: int) -> nn.Sequential:
