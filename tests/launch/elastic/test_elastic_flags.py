@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import hvdlite
-from hvdlite.errors import ArgumentError
 from hvdlite.launch import cli
 from hvdlite.launch.cli import arguments_from, describe_elastic
 from hvdlite.launch.description import Elastic
@@ -104,10 +102,3 @@ def test_too_few_slots_end_the_job_after_the_timeout(tmp_path: Path) -> None:
     result = run_launcher(*flags, "--elastic-timeout", "0.5", *python("print('ran')"))
     assert (result.returncode, result.stdout) == (1, "")
     assert "for 0.5 s there have been fewer than 2 slots: 1 now (localhost:1)" in result.stderr
-
-
-def test_run_refuses_contradictions() -> None:
-    with pytest.raises(ArgumentError, match="min-np 3 is more than np 2"):
-        hvdlite.run(print, np=2, min_np=3)
-    with pytest.raises(TypeError, match="min_npp"):
-        hvdlite.run(print, np=2, min_npp=3)
