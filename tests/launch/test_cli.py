@@ -43,6 +43,7 @@ def test_without_arguments_it_says_what_is_missing_and_shows_examples() -> None:
             "say how many ranks to start with -np, for example: hvdlite-run -np 2",
         ),
         (("-np", "0", "python"), "at least one rank"),
+        (("-np", "100000", "python"), "-np 100000: at most 10000 ranks run on a host"),
         (("-np", "two", "python"), "invalid int value: 'two'"),
         (("-np", "2"), "say what to run, for example"),
         (("-np", "2", "no-such-program"), "cannot find the program 'no-such-program'"),

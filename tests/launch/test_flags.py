@@ -218,9 +218,3 @@ def test_mistyped_flag_is_answered_with_the_nearest_one(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said in printed(capsys, *arguments)
-
-
-def test_more_ranks_than_a_host_can_have_are_refused() -> None:
-    result = run_launcher("-np", "100000", *python("print()"))
-    assert result.returncode == 2
-    assert "-np 100000: at most 10000 ranks run on a host" in result.stderr
