@@ -118,7 +118,6 @@ def test_same_size_goes_on_with_the_very_batches(
         first = DistributedSampler(range(length), size, rank, drop_last=drop_last)
         for indices in itertools.islice(loader_of(first, 3), stop):
             first.record(len(indices))
-        [again] = samplers(range(length), 1, first.state_dict(), drop_last=drop_last)
         again = DistributedSampler(range(length), size, rank, drop_last=drop_last)
         again.load_state_dict(first.state_dict())
         again.set_epoch(0)
