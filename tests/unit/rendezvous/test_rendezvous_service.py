@@ -41,8 +41,3 @@ def test_init_in_a_job_with_servers_says_what_to_call(rank: str, kind: str) -> N
 def test_connect_without_servers_says_how_to_start_them(variables: dict[str, str]) -> None:
     with pytest.raises(BootstrapError, match=r"no parameter servers; start it with hvdlite-run --"):
         detect(variables, with_servers=True)
-
-
-def test_servers_leave_a_rank_for_training() -> None:
-    with pytest.raises(BootstrapError, match=r"HVDLITE_SERVERS=4 leaves none of the 4 ranks"):
-        detect({**JOB, "HVDLITE_RANK": "0", "HVDLITE_SERVERS": "4"}, with_servers=True)
