@@ -218,6 +218,8 @@ class _Parser(argparse.ArgumentParser):
         """Exit with a message; where a flag is mistyped, name the nearest one."""
         unknown = re.match(r"unrecognized arguments: (--?[\w-]+)", message)
         knob = unknown[1].removeprefix("--").replace("-", "_") if unknown else ""
+        if knob == "jsrun":
+            super().error("--jsrun: there is no jsrun here; use -H, --hostfile, srun or mpirun")
         if knob in EXPERT:
             super().error(f"{message}; set HVDLITE_{knob.upper()} instead")
         near = difflib.get_close_matches(unknown[1], self._option_string_actions) if unknown else []
@@ -374,11 +376,6 @@ class _NoteNeedless(argparse.Action):
         options.needless = {**options.needless, flag: self.const}
 
 
-class _Refuse(argparse.Action):
-    def __call__(self, parser: Any, options: Any, values: Any, flag: Any = None) -> None:
-        parser.error(f"{flag}: {self.const}")
-
-
 def _add_horovods_flags(parser: argparse.ArgumentParser, shown: bool) -> None:
     """Add the flags that only horovodrun has, so that its users' commands run unchanged."""
     group = parser.add_argument_group("flags of horovodrun that change nothing here")
@@ -394,15 +391,6 @@ def _add_horovods_flags(parser: argparse.ArgumentParser, shown: bool) -> None:
                 metavar=metavar,
                 help=why if shown else argparse.SUPPRESS,
             )
-    parser.add_argument(
-        "--jsrun",
-        action=_Refuse,
-        nargs=0,
-        const="there is no jsrun here; use -H, --hostfile, or srun or mpirun instead of "
-        "hvdlite-run",
-        default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS,
-    )
     # This flag turns on what is on by default.
     parser.add_argument("--stall-check", action="store_true", help=argparse.SUPPRESS)
 
