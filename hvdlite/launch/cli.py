@@ -291,9 +291,6 @@ def _argument(flag: str, value: Any, nargs: int | str | None) -> list[str]:
     return [flag, str(value)]
 
 
-_MAKES_ELASTIC = "--min-np, --max-np or --host-discovery-script make a job elastic"
-
-
 def describe_elastic(options: argparse.Namespace, environment: Mapping[str, str]) -> Elastic | None:
     """Turn the flags into the description of an elastic job; None for any other job.
 
@@ -307,7 +304,8 @@ def describe_elastic(options: argparse.Namespace, environment: Mapping[str, str]
     }
     elastic = elastic_job(**given)
     if elastic is None:
-        needless = dict.fromkeys(map(_flag, given), _MAKES_ELASTIC)
+        why = "--min-np, --max-np or --host-discovery-script make a job elastic"
+        needless = dict.fromkeys(map(_flag, given), why)
         options.needless = {**options.needless, **needless}
         return None
     if elastic.host_discovery_script is None and elastic.slots_per_host is not None:
@@ -321,7 +319,6 @@ def describe_elastic(options: argparse.Namespace, environment: Mapping[str, str]
     return elastic if "elastic_timeout" in given else replace(elastic, elastic_timeout=timeout)
 
 
-_EMIT_FLAGS = ("ntasks_per_node", "name", "image")
 # What a described job cannot have, by the name in the options.
 _NOT_WITH_EMIT = {
     "hosts": "-H (the cluster chooses the hosts)",
@@ -335,7 +332,6 @@ _NOT_WITH_EMIT = {
     "output_filename": "--output-filename",
     "prefix_output_with_timestamp": "--prefix-output-with-timestamp",
 }
-_SERVER_FLAGS = ("min_workers", "worker_restarts")
 _NOT_WITH_SERVERS = {
     "min_np": "--min-np (write --min-workers)",
     "max_np": "--max-np",
@@ -353,7 +349,7 @@ def _refuse_without(needed: str, options: argparse.Namespace, names: Iterable[st
 def emitted(options: argparse.Namespace, variables: Mapping[str, str]) -> str | None:
     """Return the job as a description for cluster software; None without --emit."""
     if options.emit is None:
-        _refuse_without("--emit", options, _EMIT_FLAGS)
+        _refuse_without("--emit", options, ("ntasks_per_node", "name", "image"))
         return None
     for dest, flag in _NOT_WITH_EMIT.items():
         if getattr(options, dest):
@@ -386,7 +382,7 @@ def emitted(options: argparse.Namespace, variables: Mapping[str, str]) -> str | 
 
 def refuse_contradictions(options: argparse.Namespace) -> None:
     if options.servers is None:
-        _refuse_without("--servers", options, _SERVER_FLAGS)
+        _refuse_without("--servers", options, ("min_workers", "worker_restarts"))
         return
     for dest, flag in _NOT_WITH_SERVERS.items():
         if getattr(options, dest) is not None:
