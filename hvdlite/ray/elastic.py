@@ -142,9 +142,7 @@ class RayLauncher(IncomingAgents):
         self.connect_seconds = connect_seconds  # that a node may take
         self._hosts = hosts
         self._variables = dict(variables)
-        host = own_place().address
-        listener = listen(f"[{host}]:0" if ":" in host else f"{host}:0")
-        super().__init__(job, _CHANNELS, listener, room=0)
+        super().__init__(job, _CHANNELS, listen(f"{own_place().address}:0"), room=0)
         self._channels: dict[int, RayChannel] = {}
         self._of_host: dict[str, RayChannel] = {}
         self._start()

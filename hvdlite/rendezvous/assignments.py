@@ -39,8 +39,7 @@ def start_store(places: Sequence[Place], job: Job) -> Store:
     _check(places, job)
     address = None
     if len({place.node for place in places}) > 1:
-        host = places[0].address
-        address = f"[{host}]:0" if ":" in host else f"{host}:0"
+        address = f"{places[0].address}:0"
     return Store.start(len(places), job, address)
 
 

@@ -81,8 +81,8 @@ def _serve(
                 "error": f"its executor is called {host}, which only its own host can reach; "
                 "set SPARK_LOCAL_HOSTNAME or SPARK_LOCAL_IP there"
             }, None
-        address = f"[{host}]:0" if ":" in host else f"{host}:0"
-        listener = stack.enter_context(listen(address if several else fresh_unix_address()))
+        address = f"{host}:0" if several else fresh_unix_address()
+        listener = stack.enter_context(listen(address))
     except OSError as error:
         return {"error": f"its executor cannot listen at {host}: {error.strerror or error}"}, None
     return {"store": store.address, "hub": address_of(listener)}, listener
