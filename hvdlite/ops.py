@@ -101,6 +101,15 @@ def check_reducible(dtype: str, name: str, op: int) -> None:
         )
 
 
+def check_differentiable(verb: str, name: str, op: int) -> None:
+    """Refuse the backward of a reduction that has none: `op` is neither `Average` nor `Sum`."""
+    if op not in (Average, Sum):
+        raise ArgumentError(
+            f"{verb} '{name}' with op=hvd.{op_name(op)} has no gradient; use hvd.Average or "
+            "hvd.Sum, or cut off the input: detach() or tf.stop_gradient()"
+        )
+
+
 _UINT8 = DTYPES["uint8"]
 
 

@@ -102,7 +102,7 @@ def _allreduce_in_xla(
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def reduce(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
-            _check_differentiable(wire.text, reduction.op)
+            ops.check_differentiable("allreduce", wire.text, reduction.op)
             back = wire.derived("gradient")._replace(tensors=wire.names)
             return _allreduce_in_xla(_as_dtypes_of(tensors, upstream), back, reduction)
 
@@ -357,7 +357,7 @@ def _reduce(
 def _gradients_of_allreduce(operation: Any, *gradients: Any) -> list[Any]:
     """Reduce the gradients in the same way, with the same scales and the same cast."""
     op = int(operation.get_attr("op"))
-    _check_differentiable(_wire_of(operation).text, op)
+    ops.check_differentiable("allreduce", _wire_of(operation).text, op)
     cast = int(operation.get_attr("wire"))
     return [*_reduce(operation, gradients, op, None if cast < 0 else cast), None]
 
@@ -382,7 +382,7 @@ def _gradients_of_reducescatter(operation: Any, *gradients: Any) -> list[Any]:
     """Gather the ranks' gradients, with the same scales; for a sum times the number of ranks."""
     op = int(operation.get_attr("op"))
     wire = _wire_of(operation)
-    _check_differentiable(wire.text, op, "reducescatter")
+    ops.check_differentiable("reducescatter", wire.text, op)
     last = operation.inputs[-1]
     factor = last[1] * last[2]
     if op == ops.Sum:
@@ -419,15 +419,6 @@ def _as_dtypes_of(outputs: Sequence[tf.Tensor], gradients: Sequence[Any]) -> lis
     """Return dense gradients of the outputs' dtypes, because all ranks need the same dtype."""
     pairs = zip(gradients, outputs, strict=False)
     return [tf.cast(tf.convert_to_tensor(one), output.dtype) for one, output in pairs]
-
-
-def _check_differentiable(name: str, op: int, verb: str = "allreduce") -> None:
-    """Raise an ArgumentError unless `op`, an average or a sum, has a gradient."""
-    if op not in (ops.Average, ops.Sum):
-        raise ArgumentError(
-            f"{verb} '{name}' with op=hvd.{ops.op_name(op)} has no gradient; "
-            "use hvd.Average or hvd.Sum, or tf.stop_gradient() on the input"
-        )
 
 
 def _refuse_xla(verb: str, name: str) -> None:

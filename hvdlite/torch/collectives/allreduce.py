@@ -19,7 +19,7 @@ from hvdlite.errors import ArgumentError
 from hvdlite.ops import cast_in_core, next_name, send_compressed
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id, process_set_by_id
 from hvdlite.torch.collectives import fast_path
-from hvdlite.torch.collectives.autograd import Handle, check_differentiable, parameters_of, tie
+from hvdlite.torch.collectives.autograd import Handle, parameters_of, tie
 from hvdlite.torch.collectives.submit import Reduction, Submission, start_allreduce
 from hvdlite.torch.collectives.tensors import (
     Named,
@@ -302,7 +302,7 @@ def start_reducing(
 
 def _gradient(gradient: torch.Tensor, name: str, reduction: Reduction) -> torch.Tensor:
     """Reduce the gradients in the same way; in a weighted average each rank takes its share."""
-    check_differentiable("allreduce", name, reduction.op)
+    neutral.check_differentiable("allreduce", name, reduction.op)
     name = f"{name}.backward"
     if reduction.weight is None:
         return reduce(gradient, name, reduction)
@@ -348,7 +348,7 @@ def _keep_arguments(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> 
 
 def _gradient_in_graph(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     name, op, *others = ctx.arguments
-    check_differentiable("allreduce", name, op)
+    neutral.check_differentiable("allreduce", name, op)
     reduced = torch.ops.hvdlite.allreduce(gradient, f"{name}.backward" * bool(name), op, *others)
     return reduced, None, None, None, None, None
 

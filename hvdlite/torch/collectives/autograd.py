@@ -8,8 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from hvdlite import _core, ops
-from hvdlite.errors import ArgumentError
+from hvdlite import _core
 from hvdlite.torch.collectives.submit import Submission
 from hvdlite.torch.collectives.tensors import note_written
 from hvdlite.torch.dynamo import outside_graphs
@@ -128,15 +127,6 @@ def tie(
     if in_place:
         note_written([tensor])
     return output
-
-
-def check_differentiable(verb: str, name: str, op: int) -> None:
-    """Refuse the backward of a reduction that has none: `op` is neither `Average` nor `Sum`."""
-    if op not in (ops.Average, ops.Sum):
-        raise ArgumentError(
-            f"{verb} '{name}' with op=hvd.{ops.op_name(op)} has no gradient; "
-            "use hvd.Average or hvd.Sum, or detach() the input"
-        )
 
 
 class Collective(torch.autograd.Function):  # type: ignore[misc]

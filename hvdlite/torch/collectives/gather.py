@@ -17,7 +17,7 @@ from hvdlite import ops as neutral
 from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch.collectives.allreduce import averaged, send_named
-from hvdlite.torch.collectives.autograd import Handle, check_differentiable, tie
+from hvdlite.torch.collectives.autograd import Handle, tie
 from hvdlite.torch.collectives.submit import Reduction, Submission, submit, take_received
 from hvdlite.torch.collectives.tensors import Named, grouped, single, spec
 from hvdlite.torch.compression import Compression
@@ -265,7 +265,7 @@ def _scattered_gradient(
     gradient: torch.Tensor, name: str, reduction: Reduction, members: int
 ) -> torch.Tensor:
     """Gather the ranks' gradients, with the same scales: each is about some of the rows."""
-    check_differentiable("reducescatter", name, reduction.op)
+    neutral.check_differentiable("reducescatter", name, reduction.op)
     factor = reduction.prescale * reduction.postscale
     if reduction.op == neutral.Sum:
         factor *= members
