@@ -269,8 +269,6 @@ class RayChannel:
 
 
 class NodeActor:
-    """What Ray runs on a node."""
-
     def serve(
         self, address: str, job: Job, number: int, variables: Mapping[str, str], threads: int
     ) -> int:

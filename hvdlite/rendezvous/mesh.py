@@ -220,7 +220,6 @@ class Mesh:
         self._listeners: list[socket.socket] = []
 
     def connect(self, meet: Callable[[Any], list[Any]]) -> Connection:
-        """Make all connections."""
         # `meet` is called with this rank's clock, as a JSON value, when this rank has all its
         # connections; it waits until all ranks have theirs, and returns the clocks by rank.
         # UnreachableError: a member cannot be reached, or did not connect in time.

@@ -34,8 +34,6 @@ class Limits:
 
 @dataclass(frozen=True)
 class Send:
-    """Send this message to this worker."""
-
     worker: int
     message: Message
 

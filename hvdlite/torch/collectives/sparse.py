@@ -29,7 +29,6 @@ class SparseHandle(Handle):
     """A handle that may also be called for its result, like the handles of Horovod."""
 
     def __call__(self) -> torch.Tensor:
-        """Wait and return the result."""
         return self.wait()
 
 
