@@ -15,9 +15,9 @@ from api_doc import LIST as DOCSTRINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = {  # the most lines, and the most files
-    "hvdlite": (39_547, 172),
-    "csrc": (23_143, 140),
-    "tests": (61_363, 386),
+    "hvdlite": (39_512, 172),
+    "csrc": (23_141, 140),
+    "tests": (61_230, 385),
 }
 MOST_WORDS = 24_000  # of README.md and docs/, as `wc -w` counts them
 
