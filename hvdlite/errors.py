@@ -8,6 +8,8 @@ cause. Mistakes (`MismatchError`, `DuplicateNameError`, `ArgumentError`) leave t
 from __future__ import annotations
 
 import collections
+import re
+import sys
 import types
 
 __all__ = [
@@ -190,24 +192,27 @@ def cause(error: BaseException) -> HvdliteError | None:
 
 
 _OURS = __file__.removesuffix("errors.py")
+_FRAMEWORKS = re.compile(r"-packages/(torch|keras|tensorflow)/")
 
 
 def in_library(file: str) -> bool:
     """Return whether a file of code belongs to hvdlite or to another installed library."""
-    return "-packages/" in file or file.startswith((_OURS, "<frozen "))
+    return "-packages/" in file or file.startswith((_OURS, "<frozen ", f"{sys.prefix}/bin/"))
 
 
 def as_shown(error: BaseException) -> BaseException:
-    """Return the error of hvdlite that another one reports, with frames of the script alone.
+    """Return the error of hvdlite that C++ code has copied, without frames of the frameworks.
 
-    Another error is returned as it is.
+    Another error is returned as it is: it may say more than that of hvdlite.
     """
     found = cause(error)
-    if found is None or str(found) not in str(error):
+    more = error.__cause__ or error.__context__ or vars(error)  # Notes are among its variables.
+    if found is None or (found is not error and (more or "\n\nAt:\n" not in str(error))):
         return error
     frames, own = error.__traceback__, list[types.TracebackType]()
     while frames is not None:
-        if not in_library(frames.tb_frame.f_code.co_filename):
+        file = frames.tb_frame.f_code.co_filename
+        if not file.startswith((_OURS, "<frozen ")) and not _FRAMEWORKS.search(file):
             own.append(frames)
         frames = frames.tb_next
     shown = None
