@@ -59,7 +59,7 @@ class StepClock {
     std::uint64_t last = 0;   // steps in which this rank was the last; a rank alone never is
     Duration late_between{};  // in these steps
     Duration late_backward{};
-    Duration held_up{};  // all others waited for this rank alone: what steps without it save
+    Duration held_up{};  // all others waited for this rank alone: steps without it save this
   };
   struct Report {
     std::uint64_t steps = 0;

@@ -23,7 +23,7 @@ from html import escape
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -429,7 +429,7 @@ def _charts(record: Record) -> list[str]:
         (sample.time, value)
         for sample in record.history.get(0, [])
         for name, value in sample.values.items()
-        if name == "loss" and math.isfinite(value)
+        if name == "loss" and abs(value) < 1e300  # sums of such values are finite
     ]
     speed = speeds(record.history)
     while record.end is not None and not record.end.status and speed and not speed[-1][1]:
@@ -534,7 +534,7 @@ def speeds(history: Mapping[int, Sequence[Sample]]) -> Curve:
     apart = max(1, -(-(len(points) - 1) // _MOST_POINTS))
     kept = points[::-1][::apart][::-1]  # The newest one stays.
     # The last sample of a job may come at once after the one before, and tells little.
-    least = (kept[-1][0] - kept[0][0]) / (2 * len(kept)) if kept else 0.0
+    least = median([b - a for (a, _), (b, _) in pairwise(kept)] or [0.0]) / 2
     return [
         (time, (count - before) / (time - since))
         for (since, before), (time, count) in pairwise(kept)

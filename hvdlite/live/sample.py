@@ -53,9 +53,7 @@ class RankSteps:
     last: float  # in how many steps the rank was the last one
     late_between: float  # how late it was at its first gradient in these steps
     late_backward: float  # and how much later it became in backward
-    held_up: (
-        float  # all others waited for this rank alone: without it the steps are so much shorter
-    )
+    held_up: float  # all others waited for this rank alone; steps without it are that much shorter
 
 
 @dataclass(frozen=True)
