@@ -427,7 +427,7 @@ class Engine:
         "bytes" are of reduced tensors, as they travel within a host; "messages_sent" of the control
         plane; "bytes_to_other_hosts" of the CPU's data plane, and so are "bytes_unstaged", which
         were reduced in lent gradient memory; "exchange_us": spent in the exchange of gradients;
-        "exchanges": batches to which each rank gives tensors.
+        "exchanges": batches besides broadcasts and barriers.
         """
 
     def live(self) -> dict[str, Any]:

@@ -74,9 +74,8 @@ void Executor::note_end(LiveFigures::Clock::time_point begun) {
 
 void Executor::finish_batch(std::vector<std::size_t>& left) {
   ++parts_.counters.batches;
-  const Kind kind = batch_->kind;
-  const bool gives = kind == Kind::kAllreduce || kind == Kind::kReducescatter ||
-                     kind == Kind::kAllgather || kind == Kind::kAlltoall || kind == Kind::kSend;
+  // A rank may join, or only see process sets of others, before it gives a tensor to anything.
+  const bool gives = batch_->kind != Kind::kBroadcast && batch_->kind != Kind::kBarrier;
   if (gives) ++parts_.counters.exchanges;
   parts_.counters.bytes += batch_->bytes;
   for (const TensorRef& ref : batch_->tensors) {

@@ -66,7 +66,7 @@ struct Counters {
   Counter messages_sent;         // on the control plane
   Counter bytes_to_other_hosts;  // The host's data plane counts them (Backend::count_in).
   Counter bytes_unstaged;        // The host's data plane counts them, too.
-  Counter exchanges;             // batches to which each rank gives tensors
+  Counter exchanges;             // batches besides broadcasts and barriers
   Counter exchange_us;           // from the begin to the end here of batches that count in steps
 };
 

@@ -55,11 +55,13 @@ def test_ranks_that_joined_a_world_have_met(flags: tuple[str, ...]) -> None:
     assert result.stderr.count(alone) == (0 if flags else 1)
 
 
-WEIGHTS = "hvd.broadcast(torch.ones(2), 0)"
-LOSS = "hvd.allreduce(torch.ones(2))"
+SGD = "torch.optim.SGD([torch.ones(2)], 0.1); "
+WEIGHTS = SGD + "hvd.broadcast(torch.ones(2), 0)"
+LOSS = SGD + "hvd.allreduce(torch.ones(2))"
+FINE = [LOSS, SGD + "hvd.add_process_set([1])", SGD + "hvd.join()", SGD + "1 / 0", "exit()"]
 
 
-@pytest.mark.parametrize(("then", "warnings"), [(WEIGHTS, 1), (LOSS, 0), ("1 / 0", 0)])
+@pytest.mark.parametrize(("then", "warnings"), [(WEIGHTS, 1), *((one, 0) for one in FINE)])
 def test_ranks_that_averaged_nothing_are_told_so_once(then: str, warnings: int) -> None:
     code = f"import torch, hvdlite.torch as hvd; hvd.init(); {then}"
     result = run_launcher("-np", "2", sys.executable, "-c", code)

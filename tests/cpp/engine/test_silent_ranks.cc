@@ -46,8 +46,7 @@ TEST(engine_says_which_rank_is_silent_inside_a_collective) {
       } else {
         CHECK_OK(run(engine, slow));
         CHECK_OK(engine.enqueue(entry, false));
-        const std::string words =
-            "rank 2 has called allreduce 'x', but ";
+        const std::string words = "rank 2 has called allreduce 'x', but ";
         std::string text;
         CHECK(soon([&] { return !(text = told(engine, 2, words)).empty(); }));
         ++warned;
