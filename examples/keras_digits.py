@@ -78,5 +78,6 @@ if __name__ == "__main__":
     accuracy = model.evaluate(images[:TEST_IMAGES], labels[:TEST_IMAGES], verbose=0)[1]
     if hvd.rank() == 0:
         result = Result(hvd.size(), fitted.history["loss"], timing.seconds, accuracy)
-        results = save(result, arguments.output, f"keras-{keras.backend.backend()}")
+        name = f"keras-{keras.backend.backend()}-{arguments.width}"
+        results = save(result, arguments.output, name)
         print(f"Keras on {keras.backend.backend()}: {sentence(result, results)}")

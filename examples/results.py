@@ -1,5 +1,6 @@
 """Keep what runs of an example measured, and set them side by side, without hvdlite."""
 
+import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -26,7 +27,10 @@ def save(result: Result, folder: Path, name: str) -> list[Result]:
     """Write a result to its file; return it with those that runs on other ranks have left there."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}-{result.ranks}.json").write_text(json.dumps(asdict(result)))
-    kept = [Result(**json.loads(file.read_text())) for file in folder.glob(f"{name}-*.json")]
+    kept = []
+    for file in folder.glob(f"{name}-*.json"):
+        with contextlib.suppress(TypeError, ValueError):  # Another version of this program wrote it.
+            kept.append(Result(**json.loads(file.read_text())))
     alike = [one for one in kept if len(one.losses) == len(result.losses)]
     return sorted(alike, key=lambda one: one.ranks)
 

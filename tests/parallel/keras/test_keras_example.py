@@ -35,7 +35,7 @@ def run(backend: str, ranks: int, folder: Path, *arguments: str) -> tuple[str, l
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (folder / "digits.keras").stat().st_size > 1000
-    said = json.loads((folder / f"keras-{backend}-{ranks}.json").read_text())
+    said = json.loads((folder / f"keras-{backend}-1-{ranks}.json").read_text())
     return done.stdout, said["losses"]
 
 
