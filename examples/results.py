@@ -29,7 +29,7 @@ def save(result: Result, folder: Path, name: str) -> list[Result]:
     (folder / f"{name}-{result.ranks}.json").write_text(json.dumps(asdict(result)))
     kept = []
     for file in folder.glob(f"{name}-*.json"):
-        with contextlib.suppress(TypeError, ValueError):  # Another version of this program wrote it.
+        with contextlib.suppress(TypeError, ValueError):  # Another version wrote it.
             kept.append(Result(**json.loads(file.read_text())))
     alike = [one for one in kept if len(one.losses) == len(result.losses)]
     return sorted(alike, key=lambda one: one.ranks)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ast
 import doctest
+import inspect
 import re
 import textwrap
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +31,7 @@ from api_doc import (
     public_modules,
     sections_of,
 )
+from hvdlite import errors
 
 ROOT = Path(__file__).resolve().parents[2]
 LIKE = re.compile(r"(?i)\b(?:as for|otherwise as|are those of) `(?:hvd\.)?((?:[A-Z]\w+\.)?\w+)`")
@@ -175,3 +178,24 @@ def test_every_package_with_public_names_is_documented() -> None:
         if find(f"{module}.{name}").is_module
     ]
     assert sorted(set(packages) - public_modules()) == [], "add it to a page of docs/api"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name, value in vars(errors).items() if inspect.isclass(value) and name[0] != "_"],
+)
+def test_every_error_class_is_explained(name: str) -> None:
+    assert f"### hvd.{name}\n" in TEXTS["errors.md"]
+
+
+def test_what_an_error_says_besides_is_shown() -> None:
+    ours = errors.RankFailedError("rank 1 died")
+    own, copy = ValueError(f"epoch 7: {ours}"), RuntimeError(f"{ours}\n\nAt:\n  train.py(1): f")
+    own.__cause__ = ours
+    errors.passed_on.append(ours)
+    with pytest.raises(errors.RankFailedError):
+        exec(compile("raise ours", "site-packages/mine/train.py", "exec"), {"ours": ours})
+    assert "train.py" in str(traceback.extract_tb(errors.as_shown(ours).__traceback__)[-1])
+    assert (errors.as_shown(own), errors.as_shown(copy)) == (own, ours)
+    copy.__notes__ = ["epoch 7"]
+    assert errors.as_shown(copy) is copy

@@ -55,6 +55,7 @@ def digits(ranks: int, folder: Path, *arguments: str) -> tuple[str, list[float]]
 
 def test_two_ranks_learn_what_one_learns(tmp_path: Path) -> None:
     _, alone = digits(0, tmp_path / "my output")
+    (tmp_path / "my output" / "digits-3.json").write_text('{"of": "another version"}')
     output, together = digits(2, tmp_path / "my output")
     accuracy = re.search(r"test accuracy ([\d.]+)%", output)
     assert accuracy and float(accuracy[1]) >= 97.0, output
