@@ -18,7 +18,7 @@ from hvdlite.live import report
 from hvdlite.live.report import Record, Report, check_path, page
 from hvdlite.live.run import About, End, Run
 from hvdlite.live.sample import Event, RankSteps, Sample, Stall, Steps
-from live.made_up_run import make_run
+from live.made_up_run import make_run, make_sample
 from patience import wait_until
 
 HOSTILE = '<img src=x onerror="alert(1)"></td><script>$x$ \x1b[2J&lt; \u202e'
@@ -134,6 +134,22 @@ def test_the_curve_of_the_speed_falls_to_zero_where_there_was_no_step() -> None:
     speeds = [speed for _, speed in report.speeds(run.history())]
     assert speeds == pytest.approx([10] * 4 + [0] * 3)
     assert "<title>0 at 0:01:10</title>" in page(make_record(run, None))
+
+
+def test_a_spike_is_cut_off_and_what_is_no_number_is_left_out() -> None:
+    run = Run()
+    for second in range(1, 302):
+        loss = {102: 1000.0, 103: math.nan}.get(second, 3.0 - second / 150)
+        sample = dataclasses.replace(make_sample(0, second, size=1), values={"loss": loss})
+        run.add(sample, 50.0 + second)
+    chart = page(make_record(run)).partition("Loss of rank 0")[2]
+    assert "0.993 at 0:05:01; cut off: 1,000 at 0:01:42" in chart
+    noise, smooth = (
+        [float(point.partition(",")[2]) for point in points.split()]
+        for points in re.findall(r'<polyline class="\w*" points="([^"]*)"', chart)
+    )
+    assert len(noise) == len(smooth) == 100, "one of three"
+    assert noise[33] == 0 and smooth[33] > 40 > smooth[0] and smooth[-1] > 95
 
 
 def test_a_running_job_has_the_figures_of_its_last_minute() -> None:
