@@ -355,7 +355,7 @@ def _warn_of_ranks_alone(world: World) -> None:
     failed = sys.exc_info()[0] is not None or hasattr(sys, "last_value")
     script = getattr(sys.modules["__main__"], "__file__", None) or ""
     # Process groups have engines of their own. Functions that Ray calls, say, may train nothing.
-    if failed or _tellers or world.member is not None or in_library(script) or _only_torch_idle():
+    if failed or _tellers or world.member is not None or in_library(script) or _trains_nothing():
         return
     if world.rank == 0 < world.size - 1 and not world.engine.counters()["exchanges"]:
         print(
@@ -366,14 +366,14 @@ def _warn_of_ranks_alone(world: World) -> None:
         )
 
 
-def _only_torch_idle() -> bool:
-    """Return whether the script uses PyTorch alone, and has made no optimizer."""
+def _trains_nothing() -> bool:
+    """Return whether the script has made no optimizer of PyTorch, and uses no other framework."""
     kinds = [sys.modules["torch.optim"].Optimizer] if "torch.optim" in sys.modules else []
     for kind in kinds:
         kinds += kind.__subclasses__()
     # The first optimizer of a class wraps its step(), and hvdlite's classes come with that.
     made = any(hasattr(one.step, "hooked") for one in kinds if "hvdlite" not in one.__module__)
-    return bool(kinds) and not made and not sys.modules.keys() & {"keras", "tensorflow"}
+    return not made and not sys.modules.keys() & {"keras", "tensorflow"}
 
 
 def _give_up_starting() -> None:

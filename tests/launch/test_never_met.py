@@ -51,8 +51,7 @@ def test_ranks_that_never_joined_a_world_end_the_job_with_an_error(flags: tuple[
 def test_ranks_that_joined_a_world_have_met(flags: tuple[str, ...]) -> None:
     result = run_launcher("-np", "2", *flags, sys.executable, "-c", JOIN, env=ALONE)
     assert (result.returncode, result.stdout.count("joined 2")) == (0, 2), result.stderr
-    alone = "[0] warning: no gradient was averaged: if the script trains a model, each of the 2"
-    assert result.stderr.count(alone) == (0 if flags else 1)
+    assert "no gradient was averaged" not in result.stderr, "no framework trains here"
 
 
 SGD = "torch.optim.SGD([torch.ones(2)], 0.1); "
