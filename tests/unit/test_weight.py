@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MOST = {  # the most lines, and the most files
     "hvdlite": (39_525, 172),
     "csrc": (23_140, 140),
-    "tests": (61_251, 384),
+    "tests": (61_254, 384),
 }
 MOST_WORDS = 24_000  # of README.md and docs/, as `wc -w` counts them
 
