@@ -87,8 +87,7 @@ class ResponseCache {
 
 inline constexpr const char* kSameSteps =
     "; call collectives on all ranks, none of them under `if hvd.rank() == 0:`, and give every "
-    "rank "
-    "the same number of steps, or end the loop on every rank with hvd.join(), which a "
+    "rank the same number of steps, or end the loop on every rank with hvd.join(), which a "
     "torch.distributed group does not have";
 inline constexpr const char* kJoinAtTheEnd =
     "if ranks have different numbers of steps, end the loop on every rank with hvd.join(), or, "

@@ -135,12 +135,12 @@ std::optional<std::string> describe_bad_shares(int rank, const Request& request,
 }
 
 // hvdlite makes the other names, of the function and a number: "#broadcast_parameters.0".
-bool has_own_name(const Request& request) {
-  return request.is_send() || !request.name.starts_with('#');
+bool is_own_name(const Request& request, const std::string& name) {
+  return request.is_send() || !name.starts_with('#');
 }
 
 std::string operation(const Request& request, const std::string& name) {
-  if (!request.is_send() && name.starts_with('#')) return name.substr(1);
+  if (!is_own_name(request, name)) return name.substr(1);
   return std::string(name_of(request.kind)) + " '" + name + "'";
 }
 
@@ -185,9 +185,10 @@ std::optional<std::string> describe_mismatch(int rank_a, const Request& a, int r
   }
   if (!found) return std::nullopt;
   const std::string advice =
-      has_own_name(a) ? ""
-                      : "; calls without a name meet in their order: make the same ones on all "
-                        "ranks, and none of them under `if hvd.rank() == 0:`";
+      is_own_name(a, a.name)
+          ? ""
+          : "; calls without a name meet in their order: make the same ones on all ranks, and none "
+            "of them under `if hvd.rank() == 0:`";
   return operation(a, name) + ": ranks disagree about the " + found->field + ": rank " +
          std::to_string(rank_a) + " has " + found->a + ", rank " + std::to_string(rank_b) +
          " has " + found->b + advice;
