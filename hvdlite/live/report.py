@@ -425,24 +425,15 @@ def _bar(rank: RankFigures, columns: int) -> str:
 
 def _charts(record: Record) -> list[str]:
     """Draw the speed and the loss over time, from the first step on."""
-    loss = [
-        (sample.time, value)
-        for sample in record.history.get(0, [])
-        for name, value in sample.values.items()
-        if name == "loss" and abs(value) < 1e300  # sums of such values are finite
-    ]
+    loss = [(one.time, one.values.get("loss", math.nan)) for one in record.history.get(0, [])]
+    loss = [(time, value) for time, value in loss if abs(value) < 1e300]  # Their sums are finite.
     speed = speeds(record.history)
     while record.end is not None and not record.end.status and speed and not speed[-1][1]:
         speed.pop()  # The script did something else at its end.
     return [
         '<div id="charts">',
         *_chart(record, "Steps a second", speed),
-        *_chart(
-            record,
-            "Loss of rank 0, smoothed",
-            loss[:: -(len(loss) // _MOST_POINTS + 1)][::-1],
-            "noise",
-        ),
+        *_chart(record, "Loss of rank 0, smoothed", _some_of(loss), "noise"),
         "</div>",
     ]
 
@@ -493,6 +484,12 @@ def _chart(record: Record, title: str, points: Curve, kind: str = "") -> list[st
     ]
 
 
+def _some_of(points: Curve) -> Curve:
+    """Return every n-th point, of which the last one stays: about `_MOST_POINTS`, or all."""
+    apart = max(1, -(-(len(points) - 1) // _MOST_POINTS))
+    return points[::-1][::apart][::-1]
+
+
 def _high(values: Sequence[float]) -> float:
     """Return the top of an axis, which a few spikes do not raise: they are cut off."""
     usual = sorted(values)[int(0.9 * (len(values) - 1))]
@@ -530,9 +527,8 @@ def speeds(history: Mapping[int, Sequence[Sample]]) -> Curve:
     The first one begins where the first steps are known. Each has its end, and its speed.
     """
     told = next((samples for samples in history.values() if samples[-1].steps is not None), [])
-    points = [(one.time, one.steps.count) for one in told if one.steps and one.steps.count]
-    apart = max(1, -(-(len(points) - 1) // _MOST_POINTS))
-    kept = points[::-1][::apart][::-1]  # The newest one stays.
+    points: Curve = [(one.time, one.steps.count) for one in told if one.steps and one.steps.count]
+    kept = _some_of(points)
     # The last sample of a job may come at once after the one before, and tells little.
     least = median([b - a for (a, _), (b, _) in pairwise(kept)] or [0.0]) / 2
     return [
