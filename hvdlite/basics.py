@@ -352,12 +352,14 @@ def _leave_unless_busy(world: World) -> None:
 
 def _warn_of_ranks_alone(world: World) -> None:
     """Say that ranks trained alone, where a script ends well that never combined their tensors."""
+    if world.rank > 0 or world.size == 1:
+        return
     failed = sys.exc_info()[0] is not None or hasattr(sys, "last_value")
     script = getattr(sys.modules["__main__"], "__file__", None) or ""
     # Process groups have engines of their own. Functions that Ray calls, say, may train nothing.
-    if failed or _tellers or world.member is not None or in_library(script) or _trains_nothing():
+    if failed or _tellers or world.member is not None or in_library(script):
         return
-    if world.rank == 0 < world.size - 1 and not world.engine.counters()["exchanges"]:
+    if not world.engine.counters()["exchanges"] and not _trains_nothing():
         print(
             "hvdlite [0] warning: no gradient was averaged: if the script trains a model, each of "
             f"the {world.size} ranks trained its own; give the optimizer to "

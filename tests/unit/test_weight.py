@@ -15,7 +15,7 @@ from api_doc import LIST as DOCSTRINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = {  # the most lines, and the most files
-    "hvdlite": (39_525, 172),
+    "hvdlite": (39_523, 172),
     "csrc": (23_140, 140),
     "tests": (61_254, 384),
 }
