@@ -48,7 +48,6 @@ help:
 	@echo 'make clean             remove what was built; .venv stays'
 
 demo: $(DONE)/core $(DONE)/demo
-	mkdir -p demo-output
 	$(IN_VENV) $(ONE_THREAD) python examples/torch_digits.py
 	$(IN_VENV) $(ONE_THREAD) hvdlite-run --report demo-output/report.html -np 2 python examples/torch_digits.py
 	@echo
